@@ -1,0 +1,10 @@
+"""The main job: recorded airline and retail conversations played through Turnlog against tools that change a database.
+
+Who owns what:
+
+- `recording`: what was recorded (user, model, tools) and the truth its tool calls must give; pure reading, no tau2.
+- `tau2_domain`: the tau2 toolkits over an immutable base with a copy-on-access overlay per run.
+- `world`: the SQLite file the tools act on, one transaction a call, with the effect ledger.
+- `script`: what a model that follows the recording answers, and what it must have been told before.
+- `http1` and `model_server`: that model as a process of its own behind an OpenAI-like endpoint.
+"""
