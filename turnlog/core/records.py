@@ -192,6 +192,13 @@ class ToolManifest(NamedTuple):
     backoff_ms: int
 
 
+class Header(NamedTuple):
+    """One Kafka header. Names may repeat, so headers are a list and no map."""
+
+    name: str
+    value: bytes | None
+
+
 class DeadLetter(NamedTuple):
     """What could not be read or taken: the bytes (cut at 512 KiB; `size` and `sha256` of the whole), where from and why.
     `reason` is a stable word, `detail` a sentence that says what to do."""
@@ -203,6 +210,6 @@ class DeadLetter(NamedTuple):
     value: bytes | None
     size: int
     sha256: bytes
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: tuple[Header, ...]
     service: str
     at: int
