@@ -12,13 +12,14 @@ Rules of the port
 Errors, sorted by what the caller must do (the tree of `LogError`):
 
     LogError
-    ├── Retryable            ask again later: timeout, no leader, coordinator moving, REBALANCE_IN_PROGRESS
+    ├── Retryable            ask again later: timeout, no leader, coordinator moving; a record purged by its own producer
+    │   ├── Rebalancing      again after the rebalance: REBALANCE_IN_PROGRESS, ILLEGAL_GENERATION (J4)
     │   └── QueueFull        the local queue is full: poll, then produce again (back-pressure, not a failure)
     ├── Refused              this request will never succeed: too large, unknown topic, not authorised, invalid
     │   ├── TooLarge
     │   ├── NotAuthorised
     │   └── UnknownTopic
-    ├── NotOwner             this member no longer owns what it asked for: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID
+    ├── NotOwner             this member no longer owns what it asked for: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
     ├── OffsetGone           a position is outside the log: the log was cut or made anew (J15)
     └── Fatal                the client is finished: close it and make another (J7)
 """
@@ -32,11 +33,12 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class LogError(Exception):
-    """A failure reported by the log. `code` is Kafka's own name for it, for logs and metrics."""
+    """A failure reported by the log. `code` is Kafka's own name for it, for logs and metrics; `partition` where it concerns one."""
 
-    def __init__(self, message: str, code: str = "") -> None:
+    def __init__(self, message: str, code: str = "", partition: Partition | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.partition = partition
 
 
 class Retryable(LogError):
@@ -83,7 +85,7 @@ class Partition(NamedTuple):
     """One partition of one topic."""
 
     topic: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a partition
 
 
 class Received(NamedTuple):
@@ -191,8 +193,9 @@ class Consumer(Protocol):
 
     def committed(self, partitions: Iterable[Partition], *, timeout_s: float = 10.0) -> dict[Partition, Position | None]: ...
 
-    def close(self) -> None:
-        """Leave quickly and without waiting for the session timeout; a static member stays in the group by design."""
+    def close(self, *, leave: bool = False) -> None:
+        """Stop; `revoked` runs once more for what is still owned. A static member stays in the group by design, so that its restart is
+        no rebalance; with `leave` it goes for good, and others have its partitions a heartbeat later."""
 
 
 class Reader(Protocol):

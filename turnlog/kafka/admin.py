@@ -1,0 +1,194 @@
+"""Administration with confluent-kafka. The client lives as long as this object: futures of a dead AdminClient never end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package imports them without saying so in __all__
+    AdminClient,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+    TopicDescription,
+)
+from confluent_kafka.admin import NewTopic as LibraryNewTopic  # type: ignore[attr-defined]
+
+from turnlog.kafka.consumer import position_of
+from turnlog.kafka.errors import translated
+from turnlog.kafka.port import LogError, NewTopic, Partition, Position, Retryable, TopicInfo, UnknownTopic
+
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+#: One request's time where the port gives none.
+REQUEST_S = 30.0
+
+
+class KafkaAdmin:
+    """See `port.Admin`. May be shared by threads."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        try:
+            self._client = AdminClient(dict(config))
+        except KafkaException as error:
+            raise translated(error, "admin client") from error
+
+    # --- topics
+
+    def topics(self, names: Sequence[str] | None = None, *, with_config: bool = False) -> dict[str, TopicInfo]:
+        wanted = list(self._names()) if names is None else list(names)
+        found = self._described(wanted)
+        configs = self._configs(list(found)) if with_config and found else {}
+        return {name: _info(name, topic, configs.get(name, {})) for name, topic in found.items()}
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return self._client.list_topics(timeout=REQUEST_S).topics
+        except KafkaException as error:
+            raise translated(error, "list topics") from error
+
+    def _described(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+        if not names:
+            return {}
+        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_S)
+        found = {}
+        for name, future in futures.items():
+            try:
+                found[name] = _result(future, f"describe {name}")
+            except UnknownTopic:
+                continue
+        return found
+
+    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        futures = self._client.describe_configs(resources, request_timeout=REQUEST_S)
+        return {
+            resource.name: {
+                key: entry.value
+                for key, entry in _result(future, f"configuration of {resource.name}").items()
+                if entry.value is not None
+            }
+            for resource, future in futures.items()
+        }
+
+    def create_topics(self, topics: Sequence[NewTopic], *, timeout_s: float = 30.0) -> dict[str, LogError | None]:
+        """Per topic None or why not. A created topic may take a moment until every broker knows it."""
+        if not topics:
+            return {}
+        new = [
+            LibraryNewTopic(
+                t.name, num_partitions=t.partitions, replication_factor=t.replication, config=dict(t.config)
+            )
+            for t in topics
+        ]
+        futures = self._client.create_topics(new, operation_timeout=timeout_s, request_timeout=timeout_s)
+        return {name: _outcome(future, f"create {name}", timeout_s) for name, future in futures.items()}
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """Raises UnknownTopic for the first that does not exist; the others are deleted all the same."""
+        if not names:
+            return
+        futures = self._client.delete_topics(list(names), operation_timeout=REQUEST_S, request_timeout=REQUEST_S)
+        _raise_first(_outcome(future, f"delete {name}", REQUEST_S) for name, future in futures.items())
+
+    # --- records and positions
+
+    def delete_records(self, before: Mapping[Partition, int]) -> None:
+        """Make these offsets the first of their partitions. Raises OffsetGone for one beyond the end."""
+        if not before:
+            return
+        wanted = [TopicPartition(p.topic, p.index, offset) for p, offset in before.items()]
+        futures = self._client.delete_records(wanted, request_timeout=REQUEST_S, operation_timeout=REQUEST_S)
+        _raise_first(_outcome(future, f"delete records of {at.topic}", REQUEST_S) for at, future in futures.items())
+
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        """(first offset, end offset) of each, in two requests for all. Raises UnknownTopic, Retryable."""
+        first = self._offsets(partitions, _EARLIEST)
+        end = self._offsets(partitions, _LATEST)
+        return {partition: (first[partition], end[partition]) for partition in partitions}
+
+    def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> dict[Partition, int]:
+        if not partitions:
+            return {}
+        asked = {TopicPartition(p.topic, p.index): spec for p in partitions}
+        futures = self._client.list_offsets(asked, request_timeout=REQUEST_S)
+        return {
+            Partition(at.topic, at.partition): _result(future, f"offsets of {at.topic}[{at.partition}]").offset
+            for at, future in futures.items()
+        }
+
+    def group_positions(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, Position | None]:
+        if not partitions:
+            return {}
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.index) for p in partitions])
+        (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=REQUEST_S).values()
+        answers = _result(future, f"positions of {group}").topic_partitions
+        return {Partition(a.topic, a.partition): position_of(a) for a in answers}
+
+    def reset_positions(self, group: str, positions: Mapping[Partition, Position]) -> None:
+        """Raises NotOwner while the group has members."""
+        if not positions:
+            return
+        offsets = [TopicPartition(p.topic, p.index, at.offset, at.metadata) for p, at in positions.items()]
+        asked = [ConsumerGroupTopicPartitions(group, offsets)]
+        (future,) = self._client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S).values()
+        for answer in _result(future, f"reset positions of {group}").topic_partitions:
+            if answer.error is not None:
+                raise translated(KafkaException(answer.error), f"reset positions of {group}")
+
+    # --- cluster
+
+    def brokers(self) -> int:
+        """How many brokers are alive."""
+        try:
+            return len(self._client.list_topics(timeout=REQUEST_S).brokers)
+        except KafkaException as error:
+            raise translated(error, "list brokers") from error
+
+    def close(self) -> None:
+        """Nothing to release but log lines of the library: it ends with the object."""
+        self._client.poll(0)
+
+
+def _info(name: str, topic: TopicDescription, config: Mapping[str, str]) -> TopicInfo:
+    replication = min((len(p.replicas) for p in topic.partitions), default=0)
+    return TopicInfo(name, str(topic.topic_id), len(topic.partitions), replication, config)
+
+
+def _result(future: Future[_T], doing: str, timeout_s: float = REQUEST_S) -> _T:
+    try:
+        return future.result(
+            timeout_s + 5
+        )  # the request has its own deadline; this one only guards against a lost answer
+    except KafkaException as error:
+        raise translated(error, doing) from error
+    except FutureTimeout as error:
+        raise Retryable(f"{doing}: no answer", "_TIMED_OUT") from error
+
+
+def _outcome(future: Future[Any], doing: str, timeout_s: float) -> LogError | None:
+    try:
+        _result(future, doing, timeout_s)
+    except LogError as error:
+        return error
+    return None
+
+
+def _raise_first(outcomes: Iterable[LogError | None]) -> None:
+    problems = [problem for problem in outcomes if problem is not None]
+    if problems:
+        raise problems[0]

@@ -1,0 +1,368 @@
+"""A group member with confluent-kafka: classic protocol, cooperative-sticky, static membership where an instance id is given.
+
+What a real cluster taught us (tests/integration/test_kafka_rebalance.py holds each line):
+
+- The group's assignment and what the client fetches are two things. Answering an assignment with `incremental_assign([])`
+  is accepted: the group counts the partition as ours, and nothing of it is fetched until the owner adds it with an offset.
+- During a revocation the library wants exactly one `incremental_unassign`; what the owner removes inside its callback is
+  collected and goes out in that one call, together with the subscribed topic's partition.
+- A topic the client never heard of costs 1.0 to 1.5 s until its first record (the library scans for unknown topics once a
+  second); asked for by name beforehand it costs 4 ms. So `add` asks once per topic.
+- A static member that closes stays in the group: its partitions wait for it until the session ends. One that unsubscribes
+  first does leave: the others have its partitions after one heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer as LibraryConsumer
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+
+from turnlog.kafka.errors import translate, translated
+from turnlog.kafka.port import (
+    Fatal,
+    LogError,
+    NotOwner,
+    Partition,
+    Position,
+    Rebalance,
+    Received,
+    Refused,
+    Retryable,
+)
+
+_log = logging.getLogger(__name__)
+
+OnCommit = Callable[[LogError | None], None]
+_CommitKey = tuple[tuple[str, int, int], ...]
+
+# How long `close(leave=True)` polls for the revocation that lets the member go.
+_LEAVE_S = 5.0
+_METADATA_S = 10.0
+
+
+def received(messages: Iterable[Message]) -> list[Received]:
+    """The library's messages as ours. They must carry no error."""
+    return [
+        Received(
+            message.topic() or "",
+            message.partition() or 0,
+            message.offset() or 0,
+            message.key(),
+            message.value(),
+            tuple(message.headers() or ()),  # type: ignore[arg-type]  # read headers are always a list with bytes
+            message.timestamp()[1],
+        )
+        for message in messages
+    ]
+
+
+def serious(error: LogError) -> bool:
+    """Whether a reader must hear of it; the rest the library repairs itself (coordinator, leader, connection)."""
+    return not isinstance(error, Retryable | NotOwner)
+
+
+class KafkaConsumer:
+    """See `port.Consumer`. `poll`, `add`, `remove`, `pause`, `resume` and `close` belong to one thread."""
+
+    def __init__(self, config: Mapping[str, Any], group: str) -> None:
+        self._group = group
+        self._topic = ""
+        self._owned: frozenset[int] = frozenset()
+        self._fetching: set[Partition] = set()
+        self._known_topics: set[str] = set()
+        self._collecting: dict[Partition, int] | None = None  # inside a callback: what to add, or (as keys) to remove
+        self._assigning = False
+        self._changes = 0  # moves with everything that makes fetched records stale
+        self._failures: deque[LogError] = deque()
+        self._fatal: Fatal | None = None
+        self._waiting: dict[_CommitKey, deque[OnCommit | None]] = {}
+        self._waiting_lock = threading.Lock()
+        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        try:
+            self._client = LibraryConsumer({**config, **callbacks})
+        except KafkaException as error:
+            raise translated(error, f"consumer of {group}") from error
+
+    # --- membership
+
+    def subscribe(self, topic: str, rebalance: Rebalance) -> None:
+        """Join the group for `topic`. Callbacks come from later `poll`s (and from `close`), never with an empty list."""
+        self._topic = topic
+        self._learn({topic})
+
+        def assigned(_client: LibraryConsumer, partitions: list[TopicPartition]) -> None:
+            self._on_assigned([p.partition for p in partitions], rebalance)
+
+        def revoked(_client: LibraryConsumer, partitions: list[TopicPartition]) -> None:
+            self._on_gone([p.partition for p in partitions], rebalance.revoked)
+
+        def lost(_client: LibraryConsumer, partitions: list[TopicPartition]) -> None:
+            self._on_gone([p.partition for p in partitions], rebalance.lost)
+
+        try:
+            self._client.subscribe([topic], on_assign=assigned, on_revoke=revoked, on_lost=lost)
+        except KafkaException as error:
+            raise translated(error, f"subscribe to {topic}") from error
+
+    def owned(self) -> frozenset[int]:
+        return self._owned
+
+    def _on_assigned(self, new: list[int], rebalance: Rebalance) -> None:
+        self._owned |= frozenset(new)
+        self._collecting, self._assigning = {}, True
+        try:
+            if new:
+                rebalance.assigned(new)
+        finally:
+            collected, self._collecting = self._collecting, None
+            self._assign(collected)
+
+    def _on_gone(self, gone: list[int], tell: Callable[[list[int]], None]) -> None:
+        self._owned -= frozenset(gone)
+        self._collecting, self._assigning = dict.fromkeys((Partition(self._topic, i) for i in gone), 0), False
+        try:
+            if gone:
+                tell(gone)
+        finally:
+            collected, self._collecting = self._collecting, None
+            self._unassign(collected)
+
+    # --- what is delivered
+
+    def add(self, offsets: Mapping[Partition, int]) -> None:
+        """Deliver these partitions from these offsets; what was fetched of them before is dropped. Raises UnknownTopic, Retryable.
+
+        Inside `assigned` the partitions join the one assignment call that follows the callback.
+        """
+        self._learn({partition.topic for partition in offsets})
+        if self._collecting is not None:
+            if not self._assigning:
+                raise Refused("add inside revoked or lost: remove only")
+            self._collecting.update(offsets)
+            return
+        again = self._fetching.intersection(offsets)
+        if again:
+            self._unassign(again)
+        self._assign(offsets)
+
+    def remove(self, partitions: Iterable[Partition]) -> None:
+        if self._collecting is None:
+            self._unassign(partitions)
+        elif self._assigning:
+            raise Refused("remove inside assigned: add only")
+        else:
+            self._collecting.update(dict.fromkeys(partitions, 0))
+
+    def pause(self, partitions: Iterable[Partition]) -> None:
+        self._client.pause(self._fetched(partitions))
+
+    def resume(self, partitions: Iterable[Partition]) -> None:
+        self._client.resume(self._fetched(partitions))
+
+    def _assign(self, offsets: Mapping[Partition, int]) -> None:
+        try:
+            self._client.incremental_assign([TopicPartition(p.topic, p.index, offset) for p, offset in offsets.items()])
+        except KafkaException as error:
+            raise translated(error, "add partitions") from error
+        self._fetching.update(offsets)
+        self._changes += 1
+
+    def _unassign(self, partitions: Iterable[Partition]) -> None:
+        gone = self._fetching.intersection(partitions)
+        try:
+            self._client.incremental_unassign([TopicPartition(p.topic, p.index) for p in gone])
+        except KafkaException as error:
+            raise translated(error, "remove partitions") from error
+        self._fetching -= gone
+        self._changes += 1
+
+    def _fetched(self, partitions: Iterable[Partition]) -> list[TopicPartition]:
+        return [TopicPartition(p.topic, p.index) for p in partitions if p in self._fetching]
+
+    def _learn(self, topics: set[str]) -> None:
+        """Put the topics into the client's metadata now: what it must find out by itself it finds out 1.5 s later."""
+        for topic in topics - self._known_topics:
+            try:
+                found = self._client.list_topics(topic, timeout=_METADATA_S).topics[topic]
+            except KafkaException as error:
+                raise translated(error, f"look up {topic}") from error
+            if found.error is not None:
+                raise translate(found.error, f"look up {topic}")
+            self._known_topics.add(topic)
+
+    # --- records
+
+    def poll(self, timeout_s: float, most: int = 500) -> list[Received]:
+        """Records in the order of each partition. An error met beside records is raised by the next call, so nothing is lost."""
+        if self._failures or self._fatal is not None:
+            raise self._failures.popleft() if self._failures else self._fatal or Fatal("")
+        before = self._changes
+        try:
+            first = self._client.poll(timeout_s)
+            if first is None:
+                return []
+            # Not consume(most, timeout): that waits for `most` records or the end of the time.
+            messages = [first, *self._client.consume(most - 1, 0)] if most > 1 else [first]
+        except KafkaException as error:
+            raise translated(error, f"poll of {self._group}") from error
+        if self._changes != before or any(message.error() is not None for message in messages):
+            messages = self._sifted(messages)
+        return received(messages)
+
+    def _sifted(self, messages: list[Message]) -> list[Message]:
+        """Without errors (kept for the next poll) and without records of partitions that a callback took away meanwhile."""
+        records = []
+        for message in messages:
+            error = message.error()
+            where = Partition(message.topic() or "", _known(message.partition()))
+            if error is not None:
+                self._note(translate(error, f"read {where.topic}[{where.index}]", where))
+            elif where in self._fetching:
+                records.append(message)
+        if not records and self._failures:
+            raise self._failures.popleft()
+        return records
+
+    def _note(self, problem: LogError) -> None:
+        if isinstance(problem, Fatal):
+            self._fatal = problem
+        if serious(problem):
+            self._failures.append(problem)
+        else:
+            _log.warning("%s", problem)
+
+    # --- positions
+
+    def commit(self, positions: Mapping[Partition, Position], *, timeout_s: float = 10.0) -> None:
+        """Commit and wait for the coordinator's answer. Any thread. When the time is over: Retryable, and the commit may still happen."""
+        if not positions:
+            return
+        outcome: deque[LogError | None] = deque()
+        work = threading.Thread(target=lambda: outcome.append(self._commit_now(positions)), daemon=True, name="commit")
+        work.start()
+        work.join(timeout_s)
+        if not outcome:
+            raise Retryable(f"commit of {self._group}: no answer within {timeout_s} s", "_TIMED_OUT")
+        if (problem := outcome[0]) is not None:
+            raise problem
+
+    def _commit_now(self, positions: Mapping[Partition, Position]) -> LogError | None:
+        try:
+            answers = self._client.commit(offsets=_offsets(positions), asynchronous=False)
+        except KafkaException as error:
+            return translated(error, f"commit of {self._group}")
+        except RuntimeError as error:  # the client was closed meanwhile
+            return NotOwner(f"commit of {self._group}: {error}")
+        return _first_error(answers, f"commit of {self._group}")
+
+    def commit_soon(
+        self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None
+    ) -> None:
+        """Send the commit and return. `on_done` runs inside a later `poll` (or `close`), once; two commits of the same positions
+        are answered in their order."""
+        offsets = _offsets(positions)
+        if not offsets:
+            return
+        key = _commit_key(offsets)
+        with self._waiting_lock:
+            self._waiting.setdefault(key, deque()).append(on_done)
+        try:
+            self._client.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._answer(key, translated(error, f"commit of {self._group}"))
+
+    def committed(
+        self, partitions: Iterable[Partition], *, timeout_s: float = 10.0
+    ) -> dict[Partition, Position | None]:
+        """What the group has committed, None where nothing is (never, or expired)."""
+        wanted = [TopicPartition(p.topic, p.index) for p in partitions]
+        if not wanted:
+            return {}
+        try:
+            answers = self._client.committed(wanted, timeout=timeout_s)
+        except KafkaException as error:
+            raise translated(error, f"positions of {self._group}") from error
+        if (problem := _first_error(answers, f"positions of {self._group}")) is not None:
+            raise problem
+        return {Partition(a.topic, a.partition): position_of(a) for a in answers}
+
+    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        doing = f"commit of {self._group}"
+        problem = translate(error, doing) if error is not None else _first_error(offsets, doing)
+        self._answer(_commit_key(offsets), problem)
+
+    def _answer(self, key: _CommitKey, problem: LogError | None) -> None:
+        with self._waiting_lock:
+            waiting = self._waiting.get(key)
+            on_done = waiting.popleft() if waiting else None
+            if not waiting:
+                self._waiting.pop(key, None)
+        if on_done is not None:
+            on_done(problem)
+
+    # --- the end
+
+    def close(self, *, leave: bool = False) -> None:
+        """Stop; `revoked` runs once more for what is still owned. Commits nothing.
+
+        A static member stays in the group: whoever comes back with its instance id within the session timeout goes on at once,
+        and nobody else gets its partitions before. With `leave` it gives them up now, and others have them a heartbeat later.
+        """
+        try:
+            if leave and self._fatal is None:
+                self._leave()
+            self._client.close()
+        except KafkaException as error:
+            raise translated(error, f"close member of {self._group}") from error
+        gone = Retryable(f"commit of {self._group}: the consumer was closed", "_DESTROY")
+        for key, waiting in list(self._waiting.items()):
+            for _ in range(len(waiting)):
+                self._answer(key, gone)
+
+    def _leave(self) -> None:
+        self._client.unsubscribe()
+        end = time.monotonic() + _LEAVE_S
+        while (self._owned or not self._left()) and time.monotonic() < end:
+            self._client.poll(0.02)
+
+    def _left(self) -> bool:
+        return not self._client.assignment()
+
+    def _on_error(self, error: KafkaError) -> None:
+        problem = translate(error, f"consumer of {self._group}")
+        if isinstance(problem, Fatal):
+            self._fatal = problem
+            _log.error("%s", problem)
+        else:
+            _log.warning("%s", problem)
+
+
+def _known(index: int | None) -> int:
+    return -1 if index is None else index
+
+
+def _offsets(positions: Mapping[Partition, Position]) -> list[TopicPartition]:
+    return [TopicPartition(p.topic, p.index, at.offset, at.metadata) for p, at in positions.items()]
+
+
+def _commit_key(offsets: Iterable[TopicPartition]) -> _CommitKey:
+    return tuple(sorted((o.topic, o.partition, o.offset) for o in offsets))
+
+
+def position_of(answer: TopicPartition) -> Position | None:
+    """A committed position as the library tells it: -1001 means none."""
+    return Position(answer.offset, answer.metadata or "") if answer.offset >= 0 else None
+
+
+def _first_error(answers: Iterable[TopicPartition] | None, doing: str) -> LogError | None:
+    for answer in answers or ():
+        if answer.error is not None:
+            return translate(answer.error, doing, Partition(answer.topic, answer.partition))
+    return None
