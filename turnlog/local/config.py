@@ -58,9 +58,11 @@ logger.config.name = org.apache.kafka.common.config
 logger.config.level = WARN
 logger.kafkaconfig.name = kafka.server.KafkaConfig
 logger.kafkaconfig.level = WARN
-# A line per partition and change.
+# A line per partition and change, and one per record of the metadata log at each start.
 logger.state.name = state.change.logger
 logger.state.level = WARN
+logger.controller.name = org.apache.kafka.controller
+logger.controller.level = WARN
 """
 
 

@@ -130,11 +130,13 @@ def _download(artifacts: Sequence[Artifact], folder: Path, title: str, progress:
     context = _context(scratch)
     pool = ThreadPoolExecutor(DOWNLOADS_AT_ONCE)
     try:
-        done = 0
+        done, told = 0, 0
         # In order, so that a failure is raised as soon as the file before it is there.
         for artifact in pool.map(lambda one: _download_one(context, one, folder), artifacts):
             done += artifact.size
-            progress(f"fetching {title}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
+            if done - told > total / 5:
+                told = done
+                progress(f"fetching {title}: {done / 1e6:.0f} of {total / 1e6:.0f} MB")
     finally:
         pool.shutdown(cancel_futures=True)
         shutil.rmtree(scratch, ignore_errors=True)
