@@ -1,0 +1,28 @@
+"""Records as bytes. `Codec` is all that services need; see schemas/README.md for what stands where."""
+
+from turnlog.codec.codec import Codec
+from turnlog.codec.errors import (
+    REASONS,
+    CodecError,
+    Reason,
+    RegistryRefused,
+    RegistryUnavailable,
+    Unencodable,
+    Unreadable,
+)
+from turnlog.codec.plain import from_plain, to_plain
+from turnlog.codec.registry import Registry
+
+__all__ = [
+    "REASONS",
+    "Codec",
+    "CodecError",
+    "Reason",
+    "Registry",
+    "RegistryRefused",
+    "RegistryUnavailable",
+    "Unencodable",
+    "Unreadable",
+    "from_plain",
+    "to_plain",
+]
