@@ -1,0 +1,1 @@
+"""Model providers: one interface, one file per wire format, one shared kit (`http`, `statuses`, `text`, `errors`)."""
