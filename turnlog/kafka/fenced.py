@@ -132,6 +132,14 @@ class Trail:
         return [self.base, *self.since]
 
 
+class FenceMark(NamedTuple):
+    """A fence that was met: where, when (LogAppendTime, ms) and whose."""
+
+    offset: int
+    at: int
+    token: bytes
+
+
 class PartitionFold:
     """Follows one partition in offset order and says of every record what it is.
 
@@ -140,15 +148,15 @@ class PartitionFold:
     again, J9). Nothing here depends on what comes later, so a verdict never changes.
     """
 
-    __slots__ = ("token", "trails", "counts", "keep_ended_from", "fences", "mark", "last_fence")
+    __slots__ = ("token", "trails", "counts", "keep_ended_from", "first_token", "fences", "mark", "last_fence")
 
     def __init__(self, token: bytes | None = None, *, keep_ended_from: int | None = None) -> None:
         self.token = token
         self.trails: dict[str, Trail] = {}
         self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
         self.keep_ended_from = keep_ended_from
-        self.fences: list[tuple[int, int]] = []
-        """(offset, LogAppendTime ms) of the fences met."""
+        self.first_token = token
+        self.fences: list[FenceMark] = []
         self.mark = 0
         """Bytes of values met so far."""
         self.last_fence: Received | None = None
@@ -164,7 +172,7 @@ class PartitionFold:
     def _judge(self, record: Received, header: RecordHeader) -> Verdict:
         if header.kind == FENCE:
             self.token = header.fence
-            self.fences.append((record.offset, record.timestamp_ms))
+            self.fences.append(FenceMark(record.offset, record.timestamp_ms, header.fence))
             self.last_fence = record
             return Verdict.FENCE
         if header.fence != self.token:
@@ -215,6 +223,15 @@ class PartitionFold:
         else:
             self.trails[key] = trail
 
+    def token_at(self, offset: int) -> bytes | None:
+        """The fence in force at this offset, as far back as the fold began."""
+        token = self.first_token
+        for fence in self.fences:
+            if fence.offset > offset:
+                break
+            token = fence.token
+        return token
+
     def floor(self, end: int) -> int:
         """The least base of the chains that are held; `end` if none is."""
         return min((trail.base for trail in self.trails.values()), default=end)
@@ -260,7 +277,6 @@ class Pointer(NamedTuple):
             return None
 
 
-def last_fence_at_or_below(fences: Iterable[tuple[int, int]], offset: int, before_ms: int) -> int | None:
+def last_fence_at_or_below(fences: Iterable[FenceMark], offset: int, before_ms: int) -> int | None:
     """Where the log may be cut (J14): the last fence at or below `offset` that was written before `before_ms`; None if none."""
-    found = [at for at, written_ms in fences if at <= offset and written_ms <= before_ms]
-    return max(found, default=None)
+    return max((fence.offset for fence in fences if fence.offset <= offset and fence.at <= before_ms), default=None)

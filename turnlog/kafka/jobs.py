@@ -1,0 +1,108 @@
+"""Blocking work off the poll thread: two lanes, each one thread with clients of its own.
+
+The poll thread submits a job and goes on polling; what the job returned (or raised) comes back through the mailbox and is
+handed to `then` on the poll thread. Order within a lane is kept. In simulations `StepRunner` takes the place of the threads:
+jobs run when the simulation says so, on its own thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Job = Callable[[], Any]
+Then = Callable[[Any, BaseException | None], None]
+
+OPENING, LOADING = "opening", "loading"
+LANES = (OPENING, LOADING)
+"""`opening`: checks and restores, minutes at worst. `loading`: gap reads and single chains, which nothing may delay for long."""
+
+
+class Runner(Protocol):
+    """Runs jobs somewhere; `deliver` hands finished ones to their `then` on the caller's thread."""
+
+    def submit(self, lane: str, job: Job, then: Then) -> None: ...
+    def deliver(self) -> int: ...
+    def busy(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class ThreadRunner:
+    """One daemon thread a lane."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, queue.SimpleQueue[tuple[Job, Then] | None]] = {lane: queue.SimpleQueue() for lane in LANES}
+        self._done: deque[tuple[Then, Any, BaseException | None]] = deque()
+        self._open = 0
+        self._threads = [threading.Thread(target=self._work, args=(lane,), daemon=True, name=lane) for lane in LANES]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, lane: str, job: Job, then: Then) -> None:
+        self._open += 1
+        self._lanes[lane].put((job, then))
+
+    def _work(self, lane: str) -> None:
+        while (item := self._lanes[lane].get()) is not None:
+            job, then = item
+            try:
+                result, error = job(), None
+            except BaseException as problem:  # handed to `then`, which sorts it
+                result, error = None, problem
+            self._done.append((then, result, error))
+
+    def deliver(self) -> int:
+        """Run what is due on this thread; returns how many."""
+        count = 0
+        while self._done:
+            then, result, error = self._done.popleft()
+            self._open -= 1
+            count += 1
+            then(result, error)
+        return count
+
+    def busy(self) -> bool:
+        """A job is queued, running or waits to be delivered."""
+        return self._open > 0
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.put(None)
+
+
+class StepRunner:
+    """Jobs wait until `run_one` is called: a simulation chooses when blocking work ends."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[Job, Then]] = deque()
+        self._done: deque[tuple[Then, Any, BaseException | None]] = deque()
+
+    def submit(self, lane: str, job: Job, then: Then) -> None:
+        self.waiting.append((job, then))
+
+    def run_one(self) -> bool:
+        """Run the oldest job; its result waits for `deliver`. False if there was none."""
+        if not self.waiting:
+            return False
+        job, then = self.waiting.popleft()
+        try:
+            self._done.append((then, job(), None))
+        except Exception as problem:
+            self._done.append((then, None, problem))
+        return True
+
+    def deliver(self) -> int:
+        count = len(self._done)
+        for _ in range(count):
+            then, result, error = self._done.popleft()
+            then(result, error)
+        return count
+
+    def busy(self) -> bool:
+        return bool(self.waiting or self._done)
+
+    def close(self) -> None:
+        self.waiting.clear()
