@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from turnlog.kafka.partitioner import partition_of
 from turnlog.kafka.port import (
     Delivered,
     Fatal,
@@ -19,7 +20,6 @@ from turnlog.kafka.port import (
     UnknownTopic,
 )
 from turnlog.testing.memory_store import PartitionLog, size_of
-from turnlog.testing.murmur2 import partition_of
 
 if TYPE_CHECKING:
     from turnlog.testing.memory_log import MemoryCluster, MoveKind
