@@ -1,0 +1,134 @@
+"""Agents and tool manifests, followed from their compacted topics; and what a start command is resolved to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from turnlog.codec import Codec, Unreadable
+from turnlog.core.agents import AgentSpec, MenuEntry
+from turnlog.core.events import Start
+from turnlog.core.limits import utf8_size
+from turnlog.core.records import StartRun, ToolManifest
+from turnlog.kafka.port import LogError, Partition, Reader, Received
+
+_log = logging.getLogger(__name__)
+
+MENU_BYTES = 512 * 1024
+"""Instructions and menu of one run together: they stand in its first step."""
+
+
+class Tables:
+    """The newest definition of every agent and tool. Reads its topics whole, then follows them; `caught_up` once the ends seen
+    at the start are reached. Unreadable entries go to `reject` and the entry before them stays."""
+
+    def __init__(
+        self, reader: Reader, codec: Codec, agents_topic: str, manifests_topic: str, reject: Callable[[Received, Unreadable], None]
+    ) -> None:
+        self._reader = reader
+        self._codec = codec
+        self._agents_topic = agents_topic
+        self._manifests_topic = manifests_topic
+        self._reject = reject
+        self._agents: dict[str, AgentSpec] = {}
+        self._tools: dict[str, dict[str, ToolManifest]] = {}
+        self._behind: dict[Partition, int] = {}
+        self._resolved: dict[tuple[AgentSpec, int], tuple[MenuEntry, ...] | str] = {}
+        self._version = 0
+
+    def begin(self, partitions: dict[str, int]) -> None:
+        """Start to follow; `partitions` by topic. Raises LogError."""
+        offsets = {}
+        for topic in (self._agents_topic, self._manifests_topic):
+            for index in range(partitions[topic]):
+                partition = Partition(topic, index)
+                start, end = self._reader.bounds(partition)
+                offsets[partition] = start
+                if end > start:
+                    self._behind[partition] = end
+        self._reader.follow(offsets)
+
+    @property
+    def caught_up(self) -> bool:
+        return not self._behind
+
+    def poll(self) -> int:
+        """Take in what is new; returns how many records."""
+        try:
+            records = self._reader.poll(0.0)
+        except LogError as problem:
+            _log.warning("agents and manifests: %s", problem)
+            return 0
+        for record in records:
+            self._take(record)
+            partition = Partition(record.topic, record.partition)
+            end = self._behind.get(partition)
+            if end is not None and record.offset + 1 >= end:
+                del self._behind[partition]
+        if records:
+            self._version += 1
+            self._resolved.clear()
+        return len(records)
+
+    def _take(self, record: Received) -> None:
+        key = (record.key or b"").decode("utf-8", "replace")
+        try:
+            if record.topic == self._agents_topic:
+                if record.value is None:
+                    self._agents.pop(key, None)
+                else:
+                    self._agents[key] = self._codec.decode(record.value, AgentSpec)
+                return
+            toolset, _, tool = key.partition("/")
+            if record.value is None:
+                self._tools.get(toolset, {}).pop(tool, None)
+            else:
+                self._tools.setdefault(toolset, {})[tool] = self._codec.decode(record.value, ToolManifest)
+        except Unreadable as problem:
+            self._reject(record, problem)
+
+    def resolve(self, command_id: str, start: StartRun) -> Start | str:
+        """The start with its agent and menu pinned, or why it cannot be: a sentence for whoever sent it."""
+        agent = self._agents.get(start.agent)
+        if agent is None:
+            known = ", ".join(sorted(self._agents)[:20]) or "none"
+            return f"no agent named {start.agent!r} (known: {known}); define it with `turnlog agents apply`"
+        if start.agent_version is not None and start.agent_version != agent.version:
+            return f"agent {agent.name!r} is at version {agent.version!r}, not {start.agent_version!r}"
+        menu = self._menu(agent)
+        if isinstance(menu, str):
+            return menu
+        return Start(
+            command_id, agent, menu, (), start.input, start.labels, start.turn_limit, start.tool_call_budget, start.deadline_ms
+        )
+
+    def _menu(self, agent: AgentSpec) -> tuple[MenuEntry, ...] | str:
+        """Cached until a table changes, so that equal runs share one menu."""
+        cached = self._resolved.get((agent, self._version))
+        if cached is None:
+            cached = self._resolved[(agent, self._version)] = self._resolve_menu(agent)
+        return cached
+
+    def _resolve_menu(self, agent: AgentSpec) -> tuple[MenuEntry, ...] | str:
+        found: dict[str, MenuEntry] = {}
+        for pattern in agent.tools:
+            toolset, _, name = pattern.partition("/")
+            tools = self._tools.get(toolset, {})
+            chosen = list(tools.values()) if name == "*" else [tools[name]] if name in tools else []
+            if not chosen:
+                return f"no tool matches {pattern!r}: is a worker of toolset {toolset!r} running?"
+            for manifest in sorted(chosen, key=lambda m: m.tool):
+                other = found.setdefault(manifest.tool, _entry(manifest))
+                if other.toolset != manifest.toolset:
+                    return f"tool {manifest.tool!r} is in toolsets {other.toolset!r} and {manifest.toolset!r}: name one of them"
+        size = utf8_size(agent.instructions) + sum(utf8_size(e.parameters) + utf8_size(e.description) for e in found.values())
+        if size > MENU_BYTES:
+            return f"instructions and tools of agent {agent.name!r} have {size} bytes, at most {MENU_BYTES} are allowed"
+        return tuple(found.values())
+
+
+def _entry(m: ToolManifest) -> MenuEntry:
+    return MenuEntry(
+        m.tool, m.toolset, m.version, m.topic, m.description, m.parameters, m.takes_text, m.ends_run, m.idempotent, m.timeout_ms,
+        m.attempts, m.backoff_ms,
+    )  # fmt: skip
