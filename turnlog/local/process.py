@@ -79,10 +79,14 @@ class Child:
 
     def stop(self, timeout_s: float) -> int:
         """SIGTERM, then SIGKILL after `timeout_s`. The child is gone and reaped when this returns."""
-        self.resume()  # a stopped process would not see SIGTERM
-        self._signal(signal.SIGTERM)
+        self.terminate()
         status = self.wait(timeout_s)
         return self.kill() if status is None else status
+
+    def terminate(self) -> None:
+        """SIGTERM, and no waiting. A paused process is woken, or it would not see it."""
+        self.resume()
+        self._signal(signal.SIGTERM)
 
     def kill(self) -> int:
         """SIGKILL, and wait until the kernel has taken the process away."""
