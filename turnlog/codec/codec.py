@@ -28,6 +28,8 @@ _HEAD: Final = 5
 _UNKNOWN_FOR_S: Final = 60.0
 """So long an id that the registry did not know is not asked for again."""
 _MOST_UNKNOWN: Final = 1000
+_NO_SCHEMA: Final = (fastavro.schema.SchemaParseException, ValueError, LookupError, TypeError, RecursionError)
+"""What comes of JSON that is no Avro schema."""
 
 
 class _Plan(NamedTuple):
@@ -74,7 +76,10 @@ class Codec:
     def encode(self, record: Any) -> bytes:
         """The bytes of a top-level record. Raises Unencodable for a value that Avro cannot carry; other errors (TypeError,
         AttributeError) mean that the record is not built as its type says, which is a fault of the caller's code."""
-        head, write = self._writers[type(record)]
+        try:
+            head, write = self._writers[type(record)]
+        except KeyError:
+            raise TypeError(f"{type(record).__name__} is no top-level record") from None
         parts = [head]
         try:
             write(parts.append, record)
@@ -123,14 +128,12 @@ class Codec:
                 "unknown_schema_id", f"{schema_id:#x} is not in schemas/released of this build: a newer one wrote it"
             )
         schema = self._ask_registry(schema_id)
-        if shape(schema) not in TOP_LEVEL:
-            raise Unreadable(
-                "wrong_record", f"schema id {schema_id} is a {shape(schema)[:100]}, which is no record of ours"
-            )
         try:
+            if shape(schema) not in TOP_LEVEL:
+                raise Unreadable("wrong_record", f"schema id {schema_id} is {shape(schema)[:100]}: no record of ours")
             plan = self._plan(schema)
-        except fastavro.schema.SchemaParseException as error:
-            raise Unreadable("wrong_record", f"schema id {schema_id} is no valid Avro schema: {error}") from None
+        except _NO_SCHEMA as error:
+            raise Unreadable("wrong_record", f"schema id {schema_id} is no Avro schema: {_brief(error)}") from None
         self._plans[schema_id] = plan
         return plan
 
