@@ -14,11 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Final, NamedTuple, cast
+from urllib.request import getproxies
 
 import httpx
 
 from turnlog.core.events import ModelFailure
 from turnlog.models.errors import failure
+from turnlog.models.lanes import Lanes
 from turnlog.models.statuses import failure_of_response
 
 log = logging.getLogger(__name__)
@@ -223,16 +225,15 @@ class HttpCaller:
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
+            direct = Lanes(KEEP_IDLE_S)
             self._client = httpx.AsyncClient(
                 # The deadline of a call is asyncio's; of httpx's own only the connect bound says something more.
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(
-                    max_connections=self._connections,
-                    max_keepalive_connections=self._connections,
-                    keepalive_expiry=KEEP_IDLE_S,
-                ),
+                limits=httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections),
+                # With a proxy in the environment httpx's own pool goes through it; without one there is no need for that pool.
+                transport=None if getproxies() else direct,
                 # A proxy from the environment never makes sense for a model on this machine.
-                mounts=dict.fromkeys(_LOOPBACK),
+                mounts=dict.fromkeys(_LOOPBACK, direct),
                 follow_redirects=False,
             )
         return self._client

@@ -6,6 +6,7 @@ sleeps: whoever wants it slow holds an event.
 
 from __future__ import annotations
 
+import queue
 import random
 import socket
 import struct
@@ -58,6 +59,8 @@ class ReplayServer:
         self.received: list[Received] = []
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.answer = self._answer
+        self.ended = self._server.ended
+        """Gets an item whenever a connection was closed from this side."""
         self._user_answer = answer
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="replay-server")
         self._thread.start()
@@ -94,6 +97,7 @@ class _Server(ThreadingHTTPServer):
         self._open: set[socket.socket] = set()
         self._open_lock = threading.Lock()
         self.accepted = 0
+        self.ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._open_lock:
@@ -106,6 +110,7 @@ class _Server(ThreadingHTTPServer):
         with self._open_lock:
             self._open.discard(request)
             request.close()
+        self.ended.put(None)
 
     def end_connections(self) -> None:
         with self._open_lock:
