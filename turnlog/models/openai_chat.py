@@ -188,10 +188,7 @@ def request_body(request: ModelRequest) -> bytes:
     if request.menu:
         body["tools"] = _wire_tools(request.menu)
     body.update(_model_settings(agent))
-    try:
-        return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
-    except (ValueError, RecursionError) as error:  # a number like 1e999, or nesting that only just could be read
-        raise BadRequestParts(f"model_settings or a tool's parameters cannot be sent: {error}") from None
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def _wire_model(model: str) -> str:
@@ -391,12 +388,7 @@ def _arguments(arguments: Any) -> str:
     """The argument text untouched. Servers that hand over the value itself get its JSON; none at all is the empty object."""
     if isinstance(arguments, str):
         return escape_surrogates(arguments)
-    if arguments is None:
-        return "{}"
-    try:
-        return json.dumps(arguments, separators=(",", ":"), allow_nan=False)
-    except (ValueError, RecursionError) as error:
-        raise _NoAnswer(f"arguments that are no JSON: {error}") from None
+    return "{}" if arguments is None else json.dumps(arguments, separators=(",", ":"), allow_nan=False)
 
 
 def _usage(usage: Any) -> Usage:
