@@ -15,6 +15,9 @@ MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
 MOMENTS = {"at", "due", "not_after"}
 """Fields that hold a moment; so do those that end in `_at`. All others in milliseconds are durations and end in `_ms`."""
 
+ALWAYS_WRITTEN = {("AgentSpec", "model_settings")}
+"""Python's default is the text `{}`, and Apicurio 3.3.3 refuses every schema with `"default": "{}"` as no Avro."""
+
 DEFINITIONS = [(name, record) for name in TOP_LEVEL for record in records_of(published(name))]
 
 
@@ -68,7 +71,7 @@ class TestRecord:
             name = field["name"]
             if isinstance(field["type"], list):
                 assert field.get("default", "none") is None, f"{name} is nullable: its default is null"
-            elif name in defaults:
+            elif name in defaults and (record["name"], name) not in ALWAYS_WRITTEN:
                 assert field["default"] == plain_default(field, defaults[name]), name
             else:
                 assert "default" not in field, f"{name} has no default in Python"
