@@ -113,12 +113,28 @@ class KafkaAdmin:
             return
         wanted = [TopicPartition(p.topic, p.index, offset) for p, offset in before.items()]
         futures = self._client.delete_records(wanted, request_timeout=REQUEST_S, operation_timeout=REQUEST_S)
-        _raise_first(_outcome(future, f"delete records of {at.topic}", REQUEST_S) for at, future in futures.items())
+        try:
+            _raise_first(_outcome(future, f"delete records of {at.topic}", REQUEST_S) for at, future in futures.items())
+        except LogError as error:
+            raise self._without_leader(error, list(before)) from error
+
+    def _without_leader(self, error: LogError, partitions: Sequence[Partition]) -> LogError:
+        """The library says "no leaders found" both where a topic does not exist and where an election is under way."""
+        if error.code != "_NOENT":
+            return error
+        known = self.topics(sorted({partition.topic for partition in partitions}))
+        for partition in partitions:
+            if partition.topic not in known or partition.index >= known[partition.topic].partitions:
+                return UnknownTopic(f"no partition {partition.topic}[{partition.index}]", error.code, partition)
+        return Retryable(str(error), error.code)
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """(first offset, end offset) of each, in two requests for all. Raises UnknownTopic, Retryable."""
-        first = self._offsets(partitions, _EARLIEST)
-        end = self._offsets(partitions, _LATEST)
+        try:
+            first = self._offsets(partitions, _EARLIEST)
+            end = self._offsets(partitions, _LATEST)
+        except LogError as error:
+            raise self._without_leader(error, partitions) from error
         return {partition: (first[partition], end[partition]) for partition in partitions}
 
     def _offsets(self, partitions: Sequence[Partition], spec: OffsetSpec) -> dict[Partition, int]:

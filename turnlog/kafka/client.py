@@ -70,6 +70,12 @@ MEMBER_FIXED: Mapping[str, Property] = {
     "group.protocol": "classic",
     "partition.assignment.strategy": "cooperative-sticky",
 }
+# librdkafka's second names for properties that are fixed above.
+ALIASES: Mapping[str, str] = {
+    "request.required.acks": "acks",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "max.in.flight.requests.per.connection": "max.in.flight",
+}
 # Properties of one kind of client, kept from the others: librdkafka would log a warning for each.
 _PRODUCER_ONLY = (
     frozenset(PRODUCER_DEFAULTS)
@@ -99,7 +105,6 @@ _CONSUMER_ONLY = frozenset().union(READING_DEFAULTS, READING_FIXED, MEMBER_DEFAU
     "isolation.level",
     "client.rack",
 }
-_MESSAGE_MAX = "message.max.bytes"  # a property of all kinds, but only producers need ours
 
 
 class KafkaCluster:
@@ -150,9 +155,9 @@ class KafkaCluster:
 
 
 def _refuse_weakened(config: Mapping[str, str]) -> None:
-    for fixed in (PRODUCER_FIXED, READING_FIXED, MEMBER_FIXED):
-        for key in fixed.keys() & config.keys():
-            if str(config[key]).lower() != str(fixed[key]).lower():
-                raise Refused(
-                    f"{key} is fixed to {fixed[key]}: Turnlog's guarantees rest on it (JOURNAL.md, client settings)"
-                )
+    fixed = {**PRODUCER_FIXED, **READING_FIXED, **MEMBER_FIXED}
+    for key, value in config.items():
+        name = ALIASES.get(key, key)
+        if name in fixed and str(value).lower() != str(fixed[name]).lower():
+            text = f"{key} is fixed to {fixed[name]}: Turnlog's guarantees rest on it (JOURNAL.md, client settings)"
+            raise Refused(text, "_INVALID_ARG")

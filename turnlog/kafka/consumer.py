@@ -223,7 +223,8 @@ class KafkaConsumer:
             error = message.error()
             where = Partition(message.topic() or "", _known(message.partition()))
             if error is not None:
-                self._note(translate(error, f"read {where.topic}[{where.index}]", where))
+                known = where if where.topic else None  # some errors concern the group, not a partition
+                self._note(translate(error, f"read {where.topic}[{where.index}]" if known else self._group, known))
             elif where in self._fetching:
                 records.append(message)
         if not records and self._failures:

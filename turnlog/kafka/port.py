@@ -135,7 +135,8 @@ class Producer(Protocol):
         headers: Headers = (),
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Queue one record; without `partition`, murmur2 of the key (Java's default) chooses. Raises QueueFull, TooLarge, Fatal."""
+        """Queue one record; without `partition`, murmur2 of the key (Java's default) chooses. Raises QueueFull, TooLarge, Fatal, and
+        UnknownTopic for a partition that a known topic does not have; a topic that does not exist shows in the report."""
 
     def poll(self, timeout_s: float = 0.0) -> int:
         """Serve delivery callbacks, waiting at most `timeout_s` for the first; returns how many ran."""
@@ -151,7 +152,9 @@ class Producer(Protocol):
 
 
 class Rebalance(Protocol):
-    """Callbacks of a group member, called inside `Consumer.poll`. They must return at once: no restore in here."""
+    """Callbacks of a group member, called inside `Consumer.poll` and `close`, never with nothing. They must return at once: no restore
+    in here. Both `revoked` and `lost` mean that the partition is not this member's any more; after `revoked` commits may still be
+    accepted, but a member that slept may get its losses as `revoked` too."""
 
     def assigned(self, partitions: Sequence[int]) -> None: ...
     def revoked(self, partitions: Sequence[int]) -> None: ...

@@ -116,7 +116,7 @@ class Lane:
             self.sent.remove(sent)
 
     def _report(self, sent: Sent, offset: int | None, error: LogError | None) -> None:
-        if not self.ghost and sent.on_delivery is not None:
+        if not self.ghost:
             self.producer.reports.append((sent.on_delivery, Delivered(*self.log.where, offset, error)))
 
 
@@ -128,7 +128,7 @@ class MemoryProducer:
         self.name = name
         self.number = number
         self.lanes: dict[Partition, Lane] = {}
-        self.reports: deque[tuple[OnDelivery, Delivered]] = deque()
+        self.reports: deque[tuple[OnDelivery | None, Delivered]] = deque()
         self._fatal: Fatal | None = None
         self._closed = False
         self._unkeyed = 0
@@ -144,18 +144,18 @@ class MemoryProducer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         self._check(size_of(key, value, headers), topic)
-        sent = Sent(key, value, tuple(headers), on_delivery)
-        try:
-            lane = self._lane(topic, key, partition)
-        except UnknownTopic as error:
-            if on_delivery is not None:
-                self.reports.append(
-                    (on_delivery, Delivered(topic, -1 if partition is None else partition, None, error))
-                )
+        if topic not in self.cluster.topics:
+            self._report_unknown(topic, partition, on_delivery)
             return
+        sent = Sent(key, value, tuple(headers), on_delivery)
+        lane = self._lane(topic, key, partition)
         lane.sent.append(sent)
         if not self.cluster.holds(topic):
             lane.settle()
+
+    def _report_unknown(self, topic: str, partition: int | None, on_delivery: OnDelivery | None) -> None:
+        error = UnknownTopic(f"append to {topic}: no such topic", "_UNKNOWN_TOPIC")
+        self.reports.append((on_delivery, Delivered(topic, -1 if partition is None else partition, None, error)))
 
     def _check(self, size: int, topic: str) -> None:
         if self._closed:
@@ -188,7 +188,8 @@ class MemoryProducer:
         # Reports that a callback causes are served by the next poll: else one that produces again would never end.
         for _ in range(len(self.reports)):
             on_delivery, report = self.reports.popleft()
-            on_delivery(report)
+            if on_delivery is not None:
+                on_delivery(report)
             served += 1
         if not served and self._fatal is not None and not len(self):
             raise self._fatal
