@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
-import warnings
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turnlog.local.broker import EmbeddedBroker
-from turnlog.local.config import SETTINGS
-from turnlog.local.jars import KAFKA_LOCK, Lock
 from turnlog.local.ports import LOOPBACK, free_ports
 from turnlog.local.probe import probe
+from turnlog.local.process import Child, tail
 
 DOCKER_PATIENCE_S = 60.0
 DOCKER_SOCKET = Path("/var/run/docker.sock")
@@ -28,7 +26,7 @@ DOCKER_SOCKET = Path("/var/run/docker.sock")
 
 @dataclass(frozen=True)
 class SharedBroker:
-    """The broker that tests share, each under its own topic prefix."""
+    """The broker that tests share, each under its own topic prefix. `source` says where it came from and why."""
 
     bootstrap: str
     source: str
@@ -38,17 +36,18 @@ class SharedBroker:
 def shared_broker(folder: Path) -> Iterator[SharedBroker]:
     """The first of the three that is to be had, for as long as the block lasts. Raises what the last one raised."""
     if named := os.environ.get("TURNLOG_TEST_BOOTSTRAP"):
-        yield SharedBroker(named, "TURNLOG_TEST_BOOTSTRAP")
+        yield SharedBroker(named, "named by TURNLOG_TEST_BOOTSTRAP")
         return
-    container = _DockerBroker.start_within(DOCKER_PATIENCE_S) if docker_answers() else None
+    container, reason = _from_docker(folder / "docker.log") if docker_answers() else (None, "no daemon")
     if container is not None:
+        child, bootstrap = container
         try:
-            yield SharedBroker(container.bootstrap, "Docker")
+            yield SharedBroker(bootstrap, "Docker")
         finally:
-            container.stop()
+            child.stop(30)
         return
     with EmbeddedBroker.start(folder, port=0) as broker:
-        yield SharedBroker(broker.bootstrap, "embedded")
+        yield SharedBroker(broker.bootstrap, f"embedded (Docker: {reason})")
 
 
 def docker_answers() -> bool:
@@ -62,78 +61,22 @@ def docker_answers() -> bool:
             daemon.settimeout(1.0)
             daemon.connect(str(DOCKER_SOCKET))
             daemon.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            return b"OK" in daemon.recv(4096)
+            return b"200" in daemon.recv(4096).partition(b"\r\n")[0]
     except OSError:
         return False
 
 
-class _DockerBroker:
-    """The same Kafka with the same settings, from its image."""
-
-    def __init__(self, container: Any, bootstrap: str) -> None:
-        self._container = container
-        self.bootstrap = bootstrap
-
-    @classmethod
-    def start_within(cls, patience_s: float) -> _DockerBroker | None:
-        """None if the image is not up in time, or not at all. A pull cannot be cancelled; one that ends later is stopped."""
-        started: list[_DockerBroker] = []
-        too_late = threading.Event()
-
-        def run() -> None:
-            try:
-                broker = cls._start()
-            except Exception as error:  # noqa: BLE001 - every kind of failure means the same: no broker from Docker
-                warnings.warn(f"no broker from Docker: {error}", stacklevel=1)
-                return
-            started.append(broker)
-            if too_late.is_set():
-                broker.stop()
-
-        thread = threading.Thread(target=_without_warnings(run), name="docker-broker", daemon=True)
-        thread.start()
-        thread.join(patience_s)
-        too_late.set()
-        return started[0] if started else None
-
-    @classmethod
-    def _start(cls) -> _DockerBroker:
-        from testcontainers.core.container import DockerContainer
-
-        (port,) = free_ports(1)
-        container = DockerContainer(f"apache/kafka:{Lock.read(KAFKA_LOCK).version}").with_bind_ports(9092, port)
-        for name, value in _container_settings(port).items():
-            container = container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
-        container.start()
-        broker = cls(container, f"{LOOPBACK}:{port}")
-        patience = threading.Event()
-        for _ in range(int(DOCKER_PATIENCE_S * 5)):
-            seen = probe(LOOPBACK, port)
-            if seen is not None and seen.brokers:
-                return broker
-            patience.wait(0.2)
-        container.stop()
-        raise TimeoutError("the container does not serve")
-
-    def stop(self) -> None:
-        self._container.stop()
-
-
-def _container_settings(port: int) -> dict[str, str]:
-    return {
-        **SETTINGS,
-        "listeners": "PLAINTEXT://0.0.0.0:9092,CONTROLLER://127.0.0.1:9093",
-        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{port}",
-        "controller.quorum.voters": "1@127.0.0.1:9093",
-    }
-
-
-def _without_warnings(call: Callable[[], None]) -> Callable[[], None]:
-    """The Docker libraries warn of their own doings; warnings are errors here, and that one is not ours to mend."""
-
-    def quiet() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call()
-
-    return quiet
+def _from_docker(log: Path) -> tuple[tuple[Child, str] | None, str]:
+    """The container's keeper and the broker's address, or None and why it was not up within its time."""
+    (port,) = free_ports(1)
+    child = Child.start([sys.executable, "-m", "tests.docker_broker", str(port)], name="docker", output=log)
+    deadline = time.monotonic() + DOCKER_PATIENCE_S
+    while child.alive and time.monotonic() < deadline:
+        seen = probe(LOOPBACK, port)
+        if seen is not None and seen.brokers:
+            return (child, f"{LOOPBACK}:{port}"), ""
+        time.sleep(0.2)
+    if child.alive:
+        child.stop(10)
+        return None, f"not up within {DOCKER_PATIENCE_S:.0f} s"
+    return None, tail(log, 1)[:200]

@@ -26,11 +26,21 @@ class OwnBroker(Protocol):
     def __call__(self, **options: Any) -> EmbeddedBroker: ...
 
 
+KAFKA_SOURCE = pytest.StashKey[str]()
+
+
 @pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBroker]:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBroker]:
     """One broker for all tests. `.bootstrap` is what clients connect to."""
     with shared_broker(tmp_path_factory.mktemp("broker")) as shared:
+        request.config.stash[KAFKA_SOURCE] = shared.source
         yield shared
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which Kafka the tests ran on: where Docker is expected, a silent second choice would go unnoticed."""
+    if source := config.stash.get(KAFKA_SOURCE, None):
+        terminalreporter.write_line(f"Kafka: {source}")
 
 
 @pytest.fixture
