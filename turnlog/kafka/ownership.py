@@ -25,6 +25,7 @@ from turnlog.kafka.port import Cluster, Delivered, LogError, Partition, Producer
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class End(Enum):
@@ -40,10 +41,10 @@ class End(Enum):
     """Given up by its owner."""
 
 
-class Owner(Protocol[T]):
+class Owner(Protocol[T_contra]):
     """Who holds the ownership. Called on the poll thread, from `FencedWriter.settle`."""
 
-    def valid(self, ticket: T, offset: int) -> None:
+    def valid(self, ticket: T_contra, offset: int) -> None:
         """The record of this ticket is in the journal for good: its effects may leave."""
 
     def over(self, end: End, reason: str) -> None:

@@ -1,0 +1,128 @@
+"""`python -m services.loop`: run the loop until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from pydantic import ValidationError
+
+from services.loop.metrics import expose
+from services.loop.service import InstanceTaken, LoopService
+from services.loop.settings import LoopSettings
+from services.loop.wiring import Misconfigured, make_shell, partition_count
+from turnlog.codec import RegistryRefused, RegistryUnavailable
+from turnlog.kafka.client import KafkaCluster
+from turnlog.kafka.port import LogError
+from turnlog.models.provider import BadModelSettings, Providers
+from turnlog.obs import Observability, observe
+from turnlog.settings import settings_table
+
+_log = logging.getLogger("turnlog.loop")
+
+EXIT_MISCONFIGURED, EXIT_LOG, EXIT_TAKEN = 2, 3, 4
+TAKEN_PAUSE_S = 5.0
+START_TRIES_S = 60.0
+
+
+def main() -> int:
+    """Parse, then run one process or supervise several. Exit codes: 0 stopped, 2 settings, 3 Kafka, 4 instance id taken."""
+    parser = argparse.ArgumentParser(
+        prog="python -m services.loop",
+        description="Runs agents: takes commands and results, decides, journals, asks models, requests tools.",
+        epilog=settings_table(LoopSettings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--processes", type=int, help="loop processes on this host (TURNLOG_PROCESSES)")
+    parser.add_argument("--ordinal", type=int, default=0, help="which of them this is; part of the group instance id")
+    given = parser.parse_args()
+    try:
+        settings = LoopSettings()
+    except ValidationError as problem:
+        print(f"turnlog loop: settings: {problem}", file=sys.stderr)
+        return EXIT_MISCONFIGURED
+    processes = given.processes or settings.processes
+    return supervise(processes) if processes > 1 else serve(settings, given.ordinal)
+
+
+def serve(settings: LoopSettings, ordinal: int) -> int:
+    """One loop process."""
+    observability = observe("loop", settings)
+    try:
+        return _serve(settings, ordinal, observability)
+    except (Misconfigured, BadModelSettings, RegistryRefused) as problem:
+        _log.error("%s", problem)
+        return EXIT_MISCONFIGURED
+    except InstanceTaken as problem:
+        _log.error("another process runs with this instance id, leaving: %s", problem)
+        time.sleep(TAKEN_PAUSE_S)  # two processes with one id must not take it from each other without end (J3)
+        return EXIT_TAKEN
+    except (LogError, RegistryUnavailable) as problem:
+        _log.error("%s", problem)
+        return EXIT_LOG
+    finally:
+        observability.close()
+
+
+def _serve(settings: LoopSettings, ordinal: int, observability: Observability) -> int:
+    ready = observability.health.require("loop", "starting")
+    beat = observability.health.heartbeat("poll loop", 60.0)
+    cluster = KafkaCluster({"session.timeout.ms": str(settings.session_timeout_ms), **settings.kafka})
+    partitions = partition_count(cluster, settings)
+    providers = Providers.from_settings(settings.models)
+    shell = make_shell(settings, cluster, providers, ordinal=ordinal, partitions=partitions)
+
+    def on_change(service: LoopService) -> None:
+        beat.beat()
+        refresh()
+        unready = service.unready
+        if unready is None:
+            ready.met()
+        else:
+            ready.unmet(unready)
+
+    service = LoopService(shell, on_change)
+    refresh = expose(observability.metrics, service)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    service.start()
+    service.run()
+    _log.info("stopped")
+    return 0
+
+
+def supervise(processes: int) -> int:
+    """Start `processes` loops with ordinals from 0 and share their fate: one that dies unasked stops the others."""
+    command = [sys.executable, "-m", "services.loop", "--processes", "1", "--ordinal"]
+    children = [subprocess.Popen([*command, str(i)], env={**os.environ, **_port(i)}) for i in range(processes)]
+    stopping = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    while not stopping and all(child.poll() is None for child in children):
+        time.sleep(0.1)
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    codes = [child.wait() for child in children]
+    return next((code for code in codes if code), 0)
+
+
+def _port(ordinal: int) -> dict[str, str]:
+    """Each process has a health port of its own: the configured one plus its ordinal, or a free one."""
+    port = int(os.environ.get("TURNLOG_OBS__PORT") or 0)
+    return {"TURNLOG_OBS__PORT": str(port + ordinal if port else 0)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

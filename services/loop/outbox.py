@@ -1,0 +1,151 @@
+"""Effects on their way out: requests, projections, outcomes, dead letters, and which steps still have some unacknowledged.
+
+An effect may be sent more than once and in the end is sent at least once: it follows from the journal, and the floor stays at
+or before the first step that has an unacknowledged effect (J8, J13).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from turnlog.kafka.port import Cluster, Delivered, Fatal, Headers, LogError, Producer, QueueFull, Refused
+
+_log = logging.getLogger(__name__)
+
+
+class Unacked:
+    """How many effects of each step (by its offset) are not acknowledged yet."""
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+
+    def add(self, mark: int) -> None:
+        self._open[mark] = self._open.get(mark, 0) + 1
+
+    def done(self, mark: int) -> None:
+        left = self._open[mark] - 1
+        if left:
+            self._open[mark] = left
+        else:
+            del self._open[mark]
+
+    def least(self, default: int) -> int:
+        """The first step with an unacknowledged effect."""
+        return min(self._open, default=default)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class Sent:
+    """One effect under way. Called with its delivery report, inside the producer's `poll`: it only counts."""
+
+    __slots__ = ("_outbox", "topic", "value", "key", "partition", "headers", "done", "refused")
+
+    def __init__(
+        self, outbox: Outbox, topic: str, value: bytes | None, key: bytes | None, partition: int | None, headers: Headers,
+        done: Callable[[], None], refused: Callable[[LogError], None] | None,
+    ) -> None:  # fmt: skip
+        self._outbox = outbox
+        self.topic = topic
+        self.value = value
+        self.key = key
+        self.partition = partition
+        self.headers = headers
+        self.done = done
+        self.refused = refused
+
+    def __call__(self, report: Delivered) -> None:
+        error = report.error
+        if error is not None:
+            return self._outbox.failed(self, error)
+        self._outbox.open.discard(self)
+        self.done()
+
+
+class Outbox:
+    """The producer of everything but the journal. Nothing here waits, except for room in the local queue."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._producer: Producer = cluster.producer("effects")
+        self.open: set[Sent] = set()
+        self._again: list[Sent] = []
+        self._broken = False
+        self.lost = 0
+        """Projections that Kafka refused for good; each is in the log."""
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def send(
+        self, topic: str, value: bytes | None, key: bytes | None, done: Callable[[], None], *, partition: int | None = None,
+        headers: Headers = (), refused: Callable[[LogError], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Send one effect; `done` runs once it is acknowledged, or refused for good (after `refused`, if given)."""
+        sent = Sent(self, topic, value, key, partition, headers, done, refused)
+        self.open.add(sent)
+        self._produce(sent)
+
+    def _produce(self, sent: Sent) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    sent.topic, sent.value, key=sent.key, partition=sent.partition, headers=sent.headers, on_delivery=sent
+                )
+                return
+            except QueueFull:
+                self._producer.poll(0.05)
+            except LogError as problem:
+                return self.failed(sent, problem)
+
+    def failed(self, sent: Sent, error: LogError) -> None:
+        """Sort a failure: refused for good is an outcome, a broken producer is replaced, anything else is sent again."""
+        if isinstance(error, Refused):
+            self.open.discard(sent)
+            if sent.refused is not None:
+                sent.refused(error)
+            else:
+                self.lost += 1
+                _log.error("%s: refused for good: %s", sent.topic, error)
+            sent.done()
+            return
+        if isinstance(error, Fatal):
+            self._broken = True
+        self._again.append(sent)
+
+    def poll(self, timeout_s: float = 0.0) -> None:
+        """Serve reports; replace a broken producer and send its open effects again."""
+        try:
+            self._producer.poll(timeout_s)
+        except LogError as problem:
+            _log.error("the effects' producer failed: %s", problem)
+            self._broken = True
+        if self._broken:
+            return self._renew()
+        if self._again:
+            again, self._again = self._again, []
+            for sent in again:
+                self._produce(sent)
+
+    def _renew(self) -> None:
+        old, self._producer = self._producer, self._cluster.producer("effects")
+        old.close()  # its open records are reported as failed, which only notes them
+        self._broken = False
+        self._again = []
+        for sent in list(self.open):
+            self._produce(sent)
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for acknowledgements; returns how many effects are still open."""
+        try:
+            self._producer.flush(timeout_s)
+        except LogError as problem:
+            _log.warning("flush of effects: %s", problem)
+        return len(self.open)
+
+    def close(self) -> None:
+        self._producer.close()

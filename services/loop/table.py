@@ -1,0 +1,648 @@
+"""The runs of one ownership: who gets a message, what a run decides, when its effects leave, what stays in memory.
+
+The path of a message: `arrive` -> inbox of its run -> `pump`: decide on a copy, append one record -> `valid`: the record counts,
+its effects leave, what waited meanwhile is decided together. One unacknowledged record a run (J5).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from services.loop.arrivals import Arrival, Reject
+from services.loop.effects import Effects
+from services.loop.outbox import Unacked
+from services.loop.projections import open_until
+from services.loop.runs import Loaded, Queued, RunSlot, load
+from services.loop.shell import Counters, Shell
+from turnlog.codec import Unencodable, Unreadable
+from turnlog.core.decide import advance
+from turnlog.core.errors import CoreError
+from turnlog.core.events import Event, Message, ModelAnswer, ModelFailure, Refusal
+from turnlog.core.pending import due_timers, model_due, model_request, next_wake
+from turnlog.core.records import InputRef, JournalRecord, Snapshot
+from turnlog.core.snapshot import to_json
+from turnlog.core.state import RunState
+from turnlog.kafka.fenced import SNAPSHOT, STEP, RecordHeader, Trail, value_digest
+from turnlog.kafka.jobs import LOADING
+from turnlog.kafka.opening import Restored
+from turnlog.kafka.ownership import Ownership
+from turnlog.kafka.partitioner import partition_of
+from turnlog.kafka.port import LogError, Partition, Received, TooLarge
+
+if TYPE_CHECKING:
+    from services.loop.owner import PartitionOwner
+
+_log = logging.getLogger(__name__)
+
+LIVE_CHUNK = 200
+"""Runs taken up per tick after a restore, so that polling goes on meanwhile."""
+BATCH_BYTES = 512 * 1024
+
+
+class Ticket(NamedTuple):
+    """What an append needs to be released: which run, what the record is, which inputs it deals with."""
+
+    slot: RunSlot
+    kind: str
+    digest: bytes
+    size: int
+    wake: int
+    end: int
+    events: tuple[Event, ...]
+    records: tuple[Received, ...]
+
+
+class RunTable:
+    """See the module. Belongs to one ownership and dies with it."""
+
+    def __init__(
+        self, owner: PartitionOwner, shell: Shell, ownership: Ownership[Ticket], epoch: int, restored: Restored,
+        dealt_with: Callable[[Received], None],
+    ) -> None:  # fmt: skip
+        now = shell.now()
+        self.index = owner.index
+        self.slots: dict[str, RunSlot] = {
+            key: RunSlot(key, trail, None, now) for key, trail in restored.fold.trails.items()
+        }
+        self.waiting: dict[str, list[Arrival]] = {}
+        """Arrivals for runs not known yet, in order: until the known runs are streamed, or a start can be resolved (J12)."""
+        self.hold = False
+        """Nothing is appended for the moment (a fence is about to be)."""
+        self.effects = Effects(shell, self.index, Unacked(), self._refused, self._let_go)
+        self._owner = owner
+        self._shell = shell
+        self._ownership = ownership
+        self._epoch = epoch
+        self._effects_mark = restored.effects
+        self._recent = restored.recent
+        self._written = restored.fold.mark
+        self._dealt_with = dealt_with
+        self._takeup: list[RunSlot] = []
+        self._held: list[RunSlot] = []
+        self._asked_at: dict[str, int] = {}
+        self._parked_at = now
+
+    # ------------------------------------------------------------ arrivals
+
+    def arrive(self, arrival: Arrival) -> None:
+        """An inbound record whose key, run id and token are right."""
+        if arrival.kind != "result" and self._misrouted(arrival):
+            return
+        slot = self.slots.get(arrival.run_id)
+        if slot is None or arrival.run_id in self.waiting:
+            return self._unknown(arrival)
+        self._queue(slot, self._queued(arrival))
+
+    def _misrouted(self, arrival: Arrival) -> bool:
+        """A command in the wrong partition (another client's partitioner): once to the right one, never processed in place."""
+        s, record = self._shell, arrival.record
+        right = partition_of(record.key or b"", s.partitions)
+        if right == self.index:
+            return False
+        if any(name == "rerouted" for name, _ in record.headers):
+            self.reject(Reject(record, "misrouted", f"run {arrival.run_id} belongs to partition {right}, also after one re-routing"))
+            return True
+        s.counters.rerouted += 1
+        headers = [*record.headers, ("rerouted", b"1")]
+        s.outbox.send(
+            s.topics.commands, record.value, record.key, partial(self._dealt_with, record), partition=right, headers=headers
+        )
+        return True
+
+    def _queued(self, arrival: Arrival) -> Queued:
+        record = arrival.record
+        message = Message(record.timestamp_ms, arrival.body, None, None, arrival.call_key, arrival.attempt)  # type: ignore[arg-type]
+        return Queued(message, record, arrival.command_id, arrival.kind)
+
+    def _queue(self, slot: RunSlot, item: Queued) -> None:
+        slot.inbox.append(item)
+        if not slot.queued and not slot.in_flight and not slot.loading:
+            slot.queued = True
+            self._held.append(slot)
+
+    def pump_all(self) -> None:
+        """Decide for every run that something arrived for; called once per round of the poll loop."""
+        if self.hold or not self._held:
+            return
+        held, self._held = self._held, []
+        for slot in held:
+            slot.queued = False
+            self._pump(slot)
+
+    def _unknown(self, arrival: Arrival) -> None:
+        """A run that is not open here: it ended, it never was, it starts now, or nobody can say yet."""
+        known = self._owner.known
+        if known is None or not known.streamed or arrival.run_id in self.waiting:
+            self.waiting.setdefault(arrival.run_id, []).append(arrival)
+            return
+        if arrival.run_id in known:
+            return self._after_end(arrival)
+        if arrival.start is not None:
+            return self._start(arrival)
+        if arrival.kind == "result":
+            return self.reject(Reject(arrival.record, "unknown_run", f"no run {arrival.run_id} is known here"))
+        self._outcome(arrival, "refused", f"there is no run {arrival.run_id}: start it first")
+
+    def _after_end(self, arrival: Arrival) -> None:
+        if arrival.start is not None:
+            self._outcome(arrival, "duplicate", f"run {arrival.run_id} exists already")
+        elif arrival.kind == "result":
+            self.reject(Reject(arrival.record, "late", f"run {arrival.run_id} has ended and takes no more results"))
+        else:
+            self._outcome(arrival, "refused", f"run {arrival.run_id} has ended")
+
+    def _start(self, arrival: Arrival) -> None:
+        assert arrival.start is not None
+        s = self._shell
+        found = s.tables.resolve(arrival.command_id, arrival.start)
+        if isinstance(found, str):
+            asked_at = self._asked_at.setdefault(arrival.run_id, s.now())
+            if s.now() - asked_at < s.bounds.resolve_wait_ms or not s.tables.caught_up:
+                self.waiting.setdefault(arrival.run_id, []).append(arrival)
+                return
+            del self._asked_at[arrival.run_id]
+            return self._outcome(arrival, "refused", found)
+        self._asked_at.pop(arrival.run_id, None)
+        slot = self.slots[arrival.run_id] = RunSlot(arrival.run_id, None, RunState(arrival.run_id), s.now())
+        s.counters.runs_started += 1
+        self._queue(slot, self._queued(arrival._replace(body=found)))
+
+    def let_in(self) -> None:
+        """Look again at what waited for runs to become known."""
+        waiting, self.waiting = self.waiting, {}
+        for arrivals in waiting.values():
+            for arrival in arrivals:
+                self.arrive(arrival)
+
+    def _outcome(self, arrival: Arrival, outcome: str, reason: str) -> None:
+        self.effects.outcome(
+            arrival.command_id, arrival.run_id, arrival.kind, outcome, reason, partial(self._dealt_with, arrival.record)
+        )
+
+    def reject(self, reject: Reject) -> None:
+        """A dead letter; and an outcome, where a readable command was refused. Dealt with once the letter is acknowledged."""
+        if reject.command is not None:
+            c = reject.command
+            self.effects.outcome(c.command_id, c.run_id, c.kind, "refused", reject.detail, lambda: None)
+        self.effects.dead_letter(reject.record, reject.reason, reject.detail, partial(self._dealt_with, reject.record))
+
+    # ------------------------------------------------------------ deciding
+
+    def reply(self, run_id: str, turn: int, attempt: int, body: ModelAnswer | ModelFailure) -> None:
+        """The model answered, or failed."""
+        slot = self.slots.get(run_id)
+        if slot is not None:
+            if slot.ask is not None:
+                slot.ask = None
+                self._shell.asks -= 1
+            self._queue(slot, Queued(Message(self._shell.now(), body, turn, None, None, attempt)))
+
+    def _pump(self, slot: RunSlot) -> None:
+        if slot.in_flight or slot.loading or not slot.inbox or self.slots.get(slot.run_id) is not slot:
+            return
+        if self.hold:
+            slot.queued = True
+            self._held.append(slot)
+            return
+        if slot.problem:
+            return self._turn_away(slot)
+        if slot.state is None:
+            return self._load(slot)
+        self._decide(slot, slot.state, slot.inbox)
+
+    def _decide(self, slot: RunSlot, state: RunState, inbox: list[Queued]) -> None:
+        """Decide these messages together on one copy and append what comes of them as one step."""
+        slot.inbox = []
+        draft = state.copy()
+        events: list[Event] = []
+        refs: list[InputRef] = []
+        records: list[Received] = []
+        taken = 0
+        size = 0
+        for item in inbox:
+            size += self._take(slot, draft, item, events, refs, records)
+            taken += 1
+            if size > BATCH_BYTES:
+                break
+        if taken < len(inbox):
+            slot.inbox = inbox[taken:]
+        if not events:
+            if slot.inbox:
+                return self._decide(slot, state, slot.inbox)
+            if not slot.wake:
+                self._set_wake(slot, next_wake(state))  # a timer that came to nothing must not silence the next
+            return
+        self._append_step(slot, state, draft, tuple(events), tuple(refs), tuple(records), inbox[:taken])
+
+    def _take(
+        self, slot: RunSlot, draft: RunState, item: Queued, events: list[Event], refs: list[InputRef], records: list[Received]
+    ) -> int:
+        """One message; what it makes goes into the lists. Returns about how many bytes it adds."""
+        message, record, _, _ = item
+        if record is None:
+            events.extend(advance(draft, message, self._shell.validate))
+            return 0
+        if record.offset <= slot.seen.get(record.topic, -1):
+            self._dealt_with(record)  # it stands in one of the run's own steps (J11)
+            return 0
+        try:
+            made = advance(draft, message._replace(input=len(refs)), self._shell.validate)
+        except CoreError as problem:
+            self.reject(Reject(record, "unknown_call", str(problem)))
+            return 0
+        if not made:
+            self._nothing(slot, draft, item, record)
+            return 0
+        events.extend(made)
+        refs.append(InputRef(record.topic, record.partition, record.offset))
+        records.append(record)
+        return len(record.value or b"")
+
+    def _nothing(self, slot: RunSlot, draft: RunState, item: Queued, record: Received) -> None:
+        """A repetition, or a command to a run that has ended."""
+        done = partial(self._dealt_with, record)
+        if item.kind == "result":
+            self._shell.counters.repeats += 1
+            return done()
+        if item.kind == "start" or item.command_id in draft.commands:
+            outcome, reason = "duplicate", f"run {slot.run_id} exists already" if item.kind == "start" else "this command was taken already"
+        else:
+            outcome, reason = "refused", f"run {slot.run_id} has ended"
+        self.effects.outcome(item.command_id, slot.run_id, item.kind, outcome, reason, done)
+
+    def _append_step(
+        self, slot: RunSlot, before: RunState, draft: RunState, events: tuple[Event, ...], refs: tuple[InputRef, ...],
+        records: tuple[Received, ...], items: list[Queued],
+    ) -> None:  # fmt: skip
+        s, trail, own = self._shell, slot.trail, self._ownership
+        step, prev = (trail.step + 1, trail.digest) if trail is not None else (0, None)
+        at = events[-1].at
+        record = JournalRecord(STEP, own.token, slot.run_id, step, prev, at, s.build, draft.rules, self._epoch, refs, events)
+        try:
+            value = s.codec.encode(record)
+        except Unencodable as problem:
+            return self._stop(slot, f"step {step} cannot be written: {problem}", items)
+        if len(value) > s.bounds.step_bytes:
+            return self._too_large(slot, before, items, len(value))
+        asks = model_due(draft)
+        wake = at if asks else next_wake(draft)
+        end = open_until(draft)
+        header = RecordHeader(STEP, own.token, step, prev, wake or max(end, 0), end)
+        ticket = Ticket(slot, STEP, value_digest(value), len(value), header.wake, end, events, records)
+        if not self._append(slot, ticket, value, header, items):
+            return
+        slot.state = draft
+        if asks:
+            self._ask(slot, draft)
+
+    def _append(self, slot: RunSlot, ticket: Ticket, value: bytes, header: RecordHeader, items: list[Queued]) -> bool:
+        """False if it could not be handed over: the run is stopped, or every ownership is over."""
+        try:
+            self._shell.writer.append(self._ownership, ticket, slot.key, value, header)
+        except TooLarge as problem:
+            self._stop(slot, f"a record of {len(value)} bytes was refused: {problem}", items)
+            return False
+        except LogError as problem:
+            self._shell.writer.renew(f"append: {problem}")
+            return False
+        slot.in_flight = True
+        slot.touched = self._shell.now()
+        return True
+
+    def _too_large(self, slot: RunSlot, before: RunState, items: list[Queued], size: int) -> None:
+        """A step that does not fit is split by message; a model answer that fits in no step fails typed, and nothing is cut."""
+        if len(items) > 1:
+            half = len(items) // 2
+            slot.inbox = [*items[half:], *slot.inbox]
+            return self._decide_first(slot, before, items[:half])
+        item = items[0]
+        if isinstance(item.message.body, ModelAnswer):
+            failure = ModelFailure("answer_too_large", f"the answer makes a step of {size} bytes", False)
+            return self._decide_first(slot, before, [item._replace(message=item.message._replace(body=failure))])
+        self._stop(slot, f"a step of {size} bytes cannot be written (at most {self._shell.bounds.step_bytes})", items)
+
+    def _decide_first(self, slot: RunSlot, before: RunState, items: list[Queued]) -> None:
+        rest = slot.inbox
+        self._decide(slot, before, items)
+        slot.inbox = [*slot.inbox, *rest]
+
+    def _ask(self, slot: RunSlot, state: RunState) -> None:
+        """Call the model, once per turn and attempt; its reply is decided later, so the call need not wait for the append (J6)."""
+        place = (state.turn, state.model_attempt)
+        if slot.asked == place:
+            return
+        slot.asked = place
+        s = self._shell
+        s.counters.model_calls += 1
+        mailbox, run_id, (turn, attempt), table = s.mailbox, slot.run_id, place, self
+        s.asks += 1
+        slot.ask = s.providers.ask(model_request(state), lambda reply: mailbox.append((table, run_id, turn, attempt, reply)))
+
+    # ------------------------------------------------------------ release
+
+    def valid(self, ticket: Ticket, offset: int) -> None:
+        """The record counts: keep its place, let its effects leave, go on."""
+        slot = ticket.slot
+        slot.in_flight = False
+        self._written += ticket.size
+        if ticket.kind == SNAPSHOT:
+            if slot.trail is not None:
+                slot.trail.rebase(offset, ticket.size, self._written - ticket.size)
+        else:
+            self._step_valid(slot, ticket, offset)
+        if slot.inbox:
+            self._pump(slot)
+        elif slot.state is not None and ticket.kind == STEP and self._snapshot_due(slot):
+            self._snapshot(slot)
+
+    def _step_valid(self, slot: RunSlot, ticket: Ticket, offset: int) -> None:
+        s = self._shell
+        trail = slot.trail
+        if trail is None:
+            trail = slot.trail = Trail(0, ticket.digest, offset, ticket.size, self._written - ticket.size, ticket.wake, ticket.end)
+        else:
+            trail.add_step(offset, ticket.size, ticket.digest, ticket.wake, ticket.end)
+        for record in ticket.records:
+            slot.seen[record.topic] = record.offset
+            self._dealt_with(record)
+        s.counters.steps += 1
+        s.counters.events += len(ticket.events)
+        state = slot.state
+        if state is None:
+            return
+        self.effects.leave(slot, state, ticket.events, trail.step, trail.digest, offset)
+        self._set_wake(slot, ticket.end if state.ended else next_wake(state))
+        if state.ended:
+            self._ended(slot, state, ticket.events)
+
+    def _ended(self, slot: RunSlot, state: RunState, events: tuple[Event, ...]) -> None:
+        if events[-1].kind.startswith("run_"):
+            Counters.count(self._shell.counters.runs_ended, state.status)
+        self._cancel_ask(slot)
+        self._let_go(slot)
+
+    def _cancel_ask(self, slot: RunSlot) -> None:
+        if slot.ask is not None:
+            slot.ask.cancel()
+            slot.ask = None
+            self._shell.asks -= 1
+
+    def _let_go(self, slot: RunSlot) -> None:
+        """Forget a run that ended, once nothing can follow and all of its effects are acknowledged."""
+        trail = slot.trail
+        if trail is None or slot.in_flight or slot.effects or slot.inbox or slot.loading or slot.unsent:
+            return
+        if trail.end == 0 or 0 < trail.end <= self._shell.now():
+            self.slots.pop(slot.run_id, None)
+
+    def _refused(self, slot: RunSlot, call_key: str, attempt: int, problem: LogError) -> None:
+        """Kafka refused the request of a call for good: that is an outcome of the call (J13)."""
+        body = Refusal(f"{problem.code or 'refused'}: {problem}")
+        if self.slots.get(slot.run_id) is slot:
+            self._queue(slot, Queued(Message(self._shell.now(), body, None, None, call_key, attempt)))
+
+    def _set_wake(self, slot: RunSlot, wake: int) -> None:
+        if wake and wake != slot.wake:
+            heapq.heappush(self._shell.wakes, (wake, self.index, slot.run_id))
+        slot.wake = wake
+
+    def wake(self, run_id: str, due: int) -> None:
+        """A timer of the heap came due; stale ones are ignored."""
+        slot = self.slots.get(run_id)
+        if slot is None or slot.wake != due or slot.problem:
+            return
+        slot.wake = 0
+        trail = slot.trail
+        if trail is not None and trail.end > 0 and not slot.in_flight:
+            return self._let_go(slot)
+        self._take_up(slot)
+
+    def _take_up(self, slot: RunSlot) -> None:
+        """Do what the state says must be under way: fire timers that are due, ask the model."""
+        if slot.state is None:
+            if not slot.loading:
+                self._load(slot)
+            return
+        if slot.in_flight:
+            return  # looked at again when the step is valid
+        now = self._shell.now()
+        for message in due_timers(slot.state, now):
+            self._queue(slot, Queued(message))
+        if model_due(slot.state):
+            self._ask(slot, slot.state)
+        if not slot.inbox:
+            self._set_wake(slot, next_wake(slot.state))
+
+    # ------------------------------------------------------------ memory: loading, parking, snapshots
+
+    def _load(self, slot: RunSlot) -> None:
+        """Read a run's records and fold it; from the restore's own reading where they are still there."""
+        trail = slot.trail
+        assert trail is not None
+        self._shell.counters.loads += 1
+        offsets = trail.offsets
+        recent = [self._recent[offset] for offset in offsets if offset in self._recent]
+        if len(recent) == len(offsets):
+            try:
+                return self._loaded(slot, self._fold(slot, trail, recent), None)
+            except (CoreError, Unreadable) as problem:
+                return self._loaded(slot, None, problem)
+        slot.loading = True
+        where = Partition(self._shell.topics.journal, self.index)
+        reader = self._shell.clients.reader
+
+        def done(loaded: Loaded | None, error: BaseException | None) -> None:
+            slot.loading = False
+            if self.slots.get(slot.run_id) is slot:
+                self._loaded(slot, loaded, error)
+
+        self._shell.runner.submit(LOADING, lambda: self._fold(slot, trail, reader.read_at(where, offsets)), done)
+
+    def _fold(self, slot: RunSlot, trail: Trail, records: list[Received]) -> Loaded:
+        s = self._shell
+        return load(slot.run_id, trail, records, s.codec, s.validate, s.blobs, self._epoch, self._effects_mark)
+
+    def _loaded(self, slot: RunSlot, loaded: Loaded | None, error: BaseException | None) -> None:
+        if loaded is None:
+            if isinstance(error, CoreError | Unreadable):
+                return self._stop(slot, str(error), [])
+            _log.warning("run %s could not be loaded, trying again: %s", slot.run_id, error)
+            self._takeup.append(slot)
+            return
+        if loaded.divergence is not None and not self._go_on_diverged(slot, loaded):
+            return
+        slot.state = loaded.state
+        slot.seen = {**loaded.seen, **slot.seen}
+        slot.unsent = loaded.unsent
+        slot.touched = self._shell.now()
+        self._set_wake(slot, slot.trail.end if loaded.state.ended and slot.trail else next_wake(loaded.state))
+        if self._owner.ready:
+            self._send_again(slot)
+            self._take_up(slot)
+        if slot.inbox:
+            self._pump(slot)
+
+    def _go_on_diverged(self, slot: RunSlot, loaded: Loaded) -> bool:
+        self._shell.counters.divergences += 1
+        text = loaded.divergence.describe() if loaded.divergence is not None else ""
+        _log.error("%s", text)
+        if self._shell.verify == "warn":
+            return True
+        self._stop(slot, f"diverged: {text}", [])
+        return False
+
+    def _stop(self, slot: RunSlot, problem: str, items: list[Queued]) -> None:
+        """Stop one run for good under this build, with a clear error; the partition goes on (J1)."""
+        _log.error("run %s is stopped: %s", slot.run_id, problem)
+        slot.problem = problem
+        slot.inbox = [*items, *slot.inbox]
+        slot.state = None
+        if slot.trail is None:
+            self.slots.pop(slot.run_id, None)
+        self._turn_away(slot)
+
+    def _turn_away(self, slot: RunSlot) -> None:
+        """Messages for a stopped run: an outcome that says so, or a dead letter (which can be retried later)."""
+        inbox, slot.inbox = slot.inbox, []
+        for item in inbox:
+            if item.record is None:
+                continue
+            detail = f"run {slot.run_id} is stopped: {slot.problem[:500]}"
+            if item.kind != "result":
+                self.effects.outcome(item.command_id, slot.run_id, item.kind, "refused", detail, lambda: None)
+            self.reject(Reject(item.record, "run_stopped", detail))
+
+    def _snapshot_due(self, slot: RunSlot) -> bool:
+        trail = slot.trail
+        if trail is None or trail.end >= 0 or slot.in_flight:
+            return False
+        return trail.since_bytes > max(4 * trail.base_bytes, self._shell.bounds.snapshot_bytes)
+
+    def _snapshot(self, slot: RunSlot) -> None:
+        """Write the run's state as its new base (J8)."""
+        s, trail, state, own = self._shell, slot.trail, slot.state, self._ownership
+        if trail is None or state is None or self.hold:
+            return
+        text = to_json(state)
+        size = len(text)
+        data = Snapshot(text, None, size)
+        if size > s.bounds.blob_bytes:
+            data = Snapshot(None, s.blobs.put(text.encode()), size)  # durable before the record that names it
+        refs = tuple(InputRef(topic, self.index, offset) for topic, offset in sorted(slot.seen.items()))
+        record = JournalRecord(
+            SNAPSHOT, own.token, slot.run_id, trail.step, trail.digest, s.now(), s.build, state.rules, self._epoch, refs, (), None, data
+        )
+        value = s.codec.encode(record)
+        wake = s.now() if model_due(state) else next_wake(state)
+        header = RecordHeader(SNAPSHOT, own.token, trail.step, trail.digest, wake, trail.end)
+        if self._append(slot, Ticket(slot, SNAPSHOT, b"", len(value), wake, trail.end, (), ()), value, header, []):
+            s.counters.snapshots += 1
+
+    def tick(self, *, live: bool) -> None:
+        """Timers of memory: late starts, summaries, parking, the floor, runs still to be taken up."""
+        if self.waiting and self._owner.known is not None and self._owner.known.streamed:
+            self.let_in()
+        now = self._shell.now()
+        self.effects.publish_due(now)
+        if not live:
+            return
+        takeup, self._takeup = self._takeup[:LIVE_CHUNK], self._takeup[LIVE_CHUNK:]
+        for slot in takeup:
+            self._resume_slot(slot)
+        if now - self._parked_at >= self._shell.bounds.park_after_ms // 6:
+            self._parked_at = now
+            self._park(now)
+            self._move_floor()
+
+    def _park(self, now: int) -> None:
+        """Drop idle runs from memory: a trail is enough to come back (J10)."""
+        before = now - self._shell.bounds.park_after_ms
+        for slot in self.slots.values():
+            idle = slot.touched < before and not slot.in_flight and not slot.inbox and not slot.unsent
+            if idle and slot.state is not None and slot.effects == 0 and not model_due(slot.state) and slot.dirty is None:
+                slot.state = None
+        if len(self._recent):
+            self._recent.clear()
+
+    def _move_floor(self) -> None:
+        """Snapshot the run with the oldest base anew when the floor lies too far behind the end (J8)."""
+        open_slots = [slot for slot in self.slots.values() if slot.trail is not None and slot.trail.end < 0 and not slot.problem]
+        if not open_slots:
+            return
+        bases = sum(slot.trail.base_bytes for slot in open_slots if slot.trail)
+        far = max(self._shell.bounds.floor_bytes, 4 * bases)
+        for slot in sorted(open_slots, key=lambda each: each.trail.base if each.trail else 0)[:LIVE_CHUNK]:
+            if slot.trail is None or self._written - slot.trail.base_mark <= far:
+                return
+            if slot.state is None:
+                self._load(slot)
+            elif not slot.in_flight:
+                self._snapshot(slot)
+
+    # ------------------------------------------------------------ after a restore
+
+    def go_live(self) -> None:
+        """Timers may fire, effects of steps from the mark on are sent again where still needed (J9)."""
+        for slot in self.slots.values():
+            trail = slot.trail
+            if trail is not None and not slot.problem:
+                if trail.last >= self._effects_mark or slot.unsent:
+                    self._takeup.append(slot)
+                elif slot.wake:
+                    heapq.heappush(self._shell.wakes, (slot.wake, self.index, slot.run_id))
+
+    def _resume_slot(self, slot: RunSlot) -> None:
+        if self.slots.get(slot.run_id) is not slot or slot.problem:
+            return
+        if slot.state is None:
+            if not slot.loading:
+                self._load(slot)
+            return
+        self._send_again(slot)
+        self._take_up(slot)
+
+    def _send_again(self, slot: RunSlot) -> None:
+        if slot.unsent and slot.state is not None and slot.trail is not None:
+            unsent, slot.unsent = slot.unsent, []
+            self.effects.send_again(slot, slot.state, unsent, slot.trail)
+            self._let_go(slot)
+
+    # ------------------------------------------------------------ the floor and the end
+
+    def floor(self, end: int) -> tuple[int, int]:
+        """(floor, effects mark) for the pointer: the least base of all runs held, and the first step with an unacknowledged effect."""
+        effects = self.effects.unacked.least(end)
+        if self._takeup or not self._owner.ready:
+            effects = min(effects, self._effects_mark)
+        for slot in self.slots.values():
+            if slot.unsent:
+                effects = min(effects, slot.unsent[0].offset)
+        return min(self.oldest_base(end), effects), effects
+
+    def oldest_base(self, default: int) -> int:
+        return min((slot.trail.base for slot in self.slots.values() if slot.trail is not None), default=default)
+
+    def forget(self, keys: list[bytes]) -> None:
+        """Tombstones for runs that ended long ago: their ids may be used again (J12)."""
+        for key in keys:
+            self.effects.tombstone(key)
+
+    def renewed(self, ownership: Ownership[Any]) -> None:
+        """The daily fence is in place: go on under it."""
+        self._ownership = ownership
+        self.hold = False
+
+    def close(self) -> None:
+        """The ownership is over: cancel what was asked, forget the rest."""
+        for slot in self.slots.values():
+            self._cancel_ask(slot)
+        self.slots = {}
+        self.waiting = {}
+        self._takeup = []
+        self._held = []
+
+
