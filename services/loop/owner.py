@@ -381,9 +381,9 @@ class PartitionOwner:
         self._known = None
 
     def leave(self, *, lost: bool) -> None:
-        """The group takes the partition away. Committed first, unless it is lost already."""
+        """The group takes the partition away. Inside a callback: a commit is sent, not waited for (an older pointer is safe)."""
         if not lost:
-            self.commit(wait=True)
+            self.commit()
         self.left = True
         self._close("revoked")
 

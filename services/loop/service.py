@@ -198,6 +198,8 @@ class LoopService:
             s.writer.poll(0.01)
             s.writer.settle()
         s.outbox.flush(max(0.1, until - s.clock()))
+        for owner in self.owners.values():
+            owner.commit(wait=True)
         try:
             s.clients.consumer.close(leave=True)
         except LogError as problem:
