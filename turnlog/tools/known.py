@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import NamedTuple
 
 from turnlog.core.events import Outcome
@@ -28,7 +29,8 @@ class KnownResults:
         self._most = most
         self._most_bytes = most_bytes
         self._size = 0
-        self._entries: dict[str, tuple[Known, int]] = {}  # oldest use first
+        # Not a dict: its first key is found by walking over all that were deleted before it.
+        self._entries: OrderedDict[str, tuple[Known, int]] = OrderedDict()
 
     def __contains__(self, key: str) -> bool:
         """Whether there is an entry; safe without the owner's lock."""
@@ -43,10 +45,10 @@ class KnownResults:
         return self._size
 
     def get(self, key: str) -> Known | None:
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         if entry is None:
             return None
-        self._entries[key] = entry
+        self._entries.move_to_end(key)
         return entry[0]
 
     def put(self, key: str, known: Known) -> None:
@@ -62,4 +64,4 @@ class KnownResults:
         entries[key] = (known, size)
         self._size += size
         while entries and (self._size > self._most_bytes or len(entries) > self._most):
-            self._size -= entries.pop(next(iter(entries)))[1]
+            self._size -= entries.popitem(last=False)[1][1]

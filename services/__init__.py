@@ -1,0 +1,1 @@
+"""The services: thin shells around the library `turnlog`."""

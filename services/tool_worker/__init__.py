@@ -1,0 +1,1 @@
+"""The tool worker: hosts toolsets. See README.md beside this file."""
