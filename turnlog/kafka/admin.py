@@ -119,8 +119,10 @@ class KafkaAdmin:
             raise self._without_leader(error, list(before)) from error
 
     def _without_leader(self, error: LogError, partitions: Sequence[Partition]) -> LogError:
-        """The library says "no leaders found" both where a topic does not exist and where an election is under way."""
-        if error.code != "_NOENT":
+        """What `error` means if it may be the library's memory that is wrong. Asking about the topics renews that memory: without it,
+        a list in which some topics were new had UNKNOWN_TOPIC_OR_PART for an answer until the next refresh, 60 s later. And the library says
+        "no leaders found" (_NOENT) both where a topic does not exist and where an election is under way."""
+        if error.code != "_NOENT" and not isinstance(error, UnknownTopic):
             return error
         known = self.topics(sorted({partition.topic for partition in partitions}))
         for partition in partitions:
