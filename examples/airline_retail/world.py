@@ -219,7 +219,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _use_wal(db: sqlite3.Connection, deadline: float) -> None:
-    """Switches the file to WAL. SQLite does not honour its busy timeout here when two processes switch at once."""
+    """Switches the file to WAL. Two processes that do so at once are told "locked" at once, whatever the busy timeout."""
     while True:
         try:
             db.execute("PRAGMA journal_mode = WAL")
