@@ -1,7 +1,8 @@
 """Arguments against a tool's JSON Schema, with texts of our own wording.
 
 jsonschema-rs does the checking (0.7 µs a call where jsonschema takes 67); its messages are not used, because what the model reads
-is recorded and decided again by `turnlog verify`: only the path and the broken keyword go into the text.
+is recorded and decided again by `turnlog verify`: only the path, the broken keyword and what the schema wants
+go into the text.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import jsonschema_rs
 
 from turnlog.core.agents import MenuEntry
+from turnlog.core.ids import canonical_json
 
 
 @lru_cache(maxsize=4_096)
@@ -40,4 +42,20 @@ def _where(error: Any) -> str:
 
 def _what(error: Any) -> str:
     keyword = str(error.schema_path[-1]) if error.schema_path else "schema"
-    return f"breaks {keyword!r}"
+    wanted = getattr(error.kind, "value", None)
+    match keyword:
+        case "required":
+            return f"{wanted!r} is missing"
+        case "additionalProperties":
+            return "has names it does not take: " + ", ".join(repr(name) for name in sorted(wanted or [])[:5])
+        case "type":
+            return "must be of type " + " or ".join(sorted(wanted or []))
+    return f"breaks {keyword!r}: {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = canonical_json(value)
+    except (TypeError, ValueError):
+        return "see the schema"
+    return text if len(text) <= 120 else text[:117] + "..."

@@ -1,0 +1,34 @@
+"""Breaches of a tool's schema, said in words of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from turnlog.core.agents import MenuEntry
+from turnlog.schema_check import check_arguments
+
+SCHEMA = (
+    '{"type":"object","required":["x"],"properties":{"x":{"type":["integer","null"]},"y":{"enum":["a","b"]},'
+    '"deep":{"type":"array","items":{"type":"string","minLength":2}}},"additionalProperties":false}'
+)
+ENTRY = MenuEntry("t", "set", "1", "topic", parameters=SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"x": 1}, None),
+        ({}, "arguments: 'x' is missing"),
+        ({"x": "1"}, "x: must be of type integer or null"),
+        ({"x": 1, "z": 2, "a": 3}, "arguments: has names it does not take: 'a', 'z'"),
+        ({"x": 1, "y": "c"}, "y: breaks 'enum': [\"a\",\"b\"]"),
+        ({"x": 1, "deep": ["ok", "s"]}, "deep/1: breaks 'minLength': 2"),
+    ],
+)
+def test_the_first_breaches_are_named_by_path_and_keyword(arguments: object, said: str | None) -> None:
+    assert check_arguments(ENTRY, arguments) == said
+
+
+def test_a_schema_that_cannot_be_compiled_is_left_to_the_worker() -> None:
+    assert check_arguments(ENTRY._replace(parameters='{"type":"no such type"}'), {"x": 1}) is None
+    assert check_arguments(ENTRY._replace(parameters="not json"), {"x": 1}) is None
