@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -26,22 +27,18 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from tests.broker_fixture import SharedBroker
 from tests.record_samples import examples
 from turnlog.codec import Codec, Registry
-from turnlog.codec.schemas import TOP_LEVEL
+from turnlog.codec.schemas import TOP_LEVEL, folder
 from turnlog.core.events import Event, RunCancelled
 from turnlog.core.records import Fence, JournalRecord, Snapshot
 
-TOPICS = {
-    "commands": "Command",
-    "command-outcomes": "CommandOutcome",
-    "journal": "JournalRecord",
-    "run-state": "RunSummary",
-    "tool-ledger": "LedgerEntry",
-    "tool-requests.airline": "ToolRequest",
-    "tool-results": "ToolResult",
-    "tool-manifests": "ToolManifest",
-    "agents": "AgentSpec",
-    "dead-letters": "DeadLetter",
-}
+
+def described() -> dict[str, str]:
+    """Topic to record, as schemas/topics says."""
+    files = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (folder() / "topics").glob("*.yaml")}
+    return {f"{name}.airline" if said.get("per_toolset") else name: said["value"] for name, said in files.items()}
+
+
+TOPICS = described()
 PARTITIONS = 4
 Headers = list[tuple[str, str | bytes | None]]
 JAVA = {"partitioner": "murmur2_random"}
@@ -113,6 +110,10 @@ def as_json(value: Any) -> Any:
     if isinstance(value, datetime):
         return round(value.timestamp() * 1000)
     return value
+
+
+def test_every_record_has_its_topic() -> None:
+    assert set(TOPICS.values()) == TOP_LEVEL.keys()
 
 
 @pytest.mark.parametrize("topic", TOPICS)

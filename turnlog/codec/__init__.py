@@ -12,9 +12,11 @@ from turnlog.codec.errors import (
 )
 from turnlog.codec.plain import from_plain, to_plain
 from turnlog.codec.registry import Registry
+from turnlog.codec.schemas import TOP_LEVEL
 
 __all__ = [
     "REASONS",
+    "TOP_LEVEL",
     "Codec",
     "CodecError",
     "Reason",

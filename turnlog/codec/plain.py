@@ -1,7 +1,7 @@
 """Records as plain JSON values, and back: examples, histories, `--json`, and whatever fastavro read.
 
 The form follows the Avro schema: a record is an object, labels are an object, bytes are hex text, an event carries its payload
-under the name of its kind. Fields that are null are left out; a field that is absent has the schema's default.
+under the name of its kind. Fields that are null are left out; a field that is absent has its default.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from turnlog.codec.schemas import TOP_LEVEL, TYPES, Schema, bare, published, rec
 from turnlog.core.events import KINDS
 
 T = TypeVar("T")
+_ABSENT: Any = object()
 
 
 @cache
@@ -30,7 +31,7 @@ def to_plain(record: Any) -> dict[str, Any]:
 
 def from_plain(kind: type[T], plain: dict[str, Any]) -> T:
     """The record of a JSON form; bytes may be bytes already, absent fields take their defaults, unknown ones are ignored.
-    Raises KeyError for a missing field without default, Unreadable (unknown_event_kind) for an event without its payload."""
+    Raises TypeError for a missing field without default, Unreadable (unknown_event_kind) for an event without its payload."""
     record: T = _in(kind.__name__, plain)
     return record
 
@@ -78,16 +79,13 @@ def _in(schema: Schema, plain: Any) -> Any:
 
 
 def _record_in(definition: Schema, plain: dict[str, Any]) -> Any:
-    values = {field["name"]: _field_in(field, plain) for field in definition["fields"]}
+    given = {field["name"]: plain.get(field["name"], field.get("default", _ABSENT)) for field in definition["fields"]}
+    types = {field["name"]: field["type"] for field in definition["fields"]}
+    values = {name: _in(types[name], value) for name, value in given.items() if value is not _ABSENT}
     if definition["name"] == "Event":
         payloads = {name: values.pop(name) for name in KINDS}
-        values["payload"] = _payload(values["kind"], payloads)
+        values["payload"] = _payload(values.get("kind", ""), payloads)
     return TYPES[definition["name"]](**values)
-
-
-def _field_in(field: Schema, plain: dict[str, Any]) -> Any:
-    name = field["name"]
-    return _in(field["type"], plain[name] if name in plain or "default" not in field else field["default"])
 
 
 def _payload(kind: str, payloads: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Straight-line writers and readers of our own schemas, generated once per process from the Avro schema.
 
 Why not fastavro alone: it takes dicts and tests unions, so a step of two events (each with one payload set out of 21) cost
-67 µs to write and 55 µs to read into NamedTuples; this code costs 10 and 17 (bench/codec.py). fastavro stays the judge:
-tests compare every byte and value with it, and it reads whatever was written with another version of a schema.
+60 µs to write, and 43 to read before the dicts were NamedTuples; this code costs 6 and 14 (bench/codec.py). fastavro stays the
+judge: tests compare every byte and value with it, and it reads whatever was written with another version of a schema.
 
 What is generated, per record type:
 - `write(out, record)`: calls `out` with the pieces of the record's Avro bytes, in order. Raises UnicodeEncodeError for a lone
@@ -48,14 +48,24 @@ def zigzag(number: int) -> bytes:
     return bytes(out)
 
 
+_SMALL = {number: zigzag(number) for number in range(-1, 4096)}
+_MOST_LONGS = 16_384
+
+
 class _Longs(dict[int, bytes]):
-    """Bytes of longs: a table of the small ones (lengths, turns, positions), the others made as asked for."""
+    """Bytes of longs: a table of the small ones (lengths, turns, positions), and of others that were met lately: the facts of
+    a step share one time. Threads may use it at once; at worst a number is made twice."""
 
     def __missing__(self, number: int) -> bytes:
-        return zigzag(number)
+        made = zigzag(number)
+        if len(self) >= _MOST_LONGS:
+            self.clear()
+            self.update(_SMALL)
+        self[number] = made
+        return made
 
 
-_LONGS = _Longs({number: zigzag(number) for number in range(-1, 4096)})
+_LONGS = _Longs(_SMALL)
 
 
 def _tail(data: bytes, at: int, first: int) -> tuple[int, int]:
