@@ -107,7 +107,7 @@ def test_a_stranger_on_the_port_is_no_broker() -> None:
 )
 def test_why_a_broker_ended(said: str, kind: type[LocalError], message: str, tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    plan = _Plan(state, Identity("x", "1"), Java(Path("java"), 17, False), [], "1", {}, 64, None, True, print)
+    plan = _Plan(state, Identity("x", "1"), Java(Path("java"), 17, ""), [], None, "1", {}, 64, None, True, print)
     error = _reason(plan, said, 7, -9)
     assert type(error) is kind
     assert message in str(error)

