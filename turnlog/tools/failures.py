@@ -102,13 +102,22 @@ def classify(error: BaseException) -> Verdict:
     The most special class that is listed decides. An unlisted class below Exception (ValueError, a tool's own) says nothing, so
     a `raise MyError from ConnectionResetError()` is retryable. Never raises.
     """
-    for link in _chain(error):
+    for link in _chain(_alone(error)):
         if isinstance(link, ToolFailure):
             return Verdict("tool_failed", link.retryable, link.fatal)
         verdict = _own_verdict(type(link))
         if verdict is not None:
             return verdict
     return _FAILED
+
+
+def _alone(error: BaseException) -> BaseException:
+    """What a task group wrapped although it is a single error; groups of several stay as they are."""
+    for _ in range(CAUSES_FOLLOWED):
+        if not isinstance(error, BaseExceptionGroup) or len(error.exceptions) != 1:
+            break
+        error = error.exceptions[0]
+    return error
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -132,6 +141,7 @@ def _own_verdict(kind: type[BaseException]) -> Verdict | None:
 
 def failed(error: BaseException, worker: str = "") -> Outcome:
     """The outcome of an attempt that raised: no traceback in it (that belongs into the tool team's log)."""
+    error = _alone(error)
     verdict = classify(error)
     text = str(error.message) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {_message(error)}"
     return outcome_of(verdict, text, worker)

@@ -105,6 +105,8 @@ class Toolset:
 
     def tool(
         self,
+        _no_parentheses: None = None,
+        /,
         *,
         name: str | None = None,
         description: str | None = None,
@@ -130,7 +132,7 @@ class Toolset:
         `def` tools run in a bounded pool of threads, `async def` tools in one event loop, which they must not block.
         Raises ToolDefinitionError.
         """
-        if callable(name):
+        if _no_parentheses is not None:
             raise ToolDefinitionError("write @tools.tool() with parentheses")
 
         def register(function: Function) -> Function:
