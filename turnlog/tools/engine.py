@@ -103,7 +103,8 @@ class Worker:
     def _watch(self, health: Health, metrics: Metrics) -> None:
         name = self._toolset.name
         self._ready = health.require(f"worker {name}", "joining its group")
-        self._threads = health.require(f"threads {name}", "starting")
+        self._threads = health.require(f"threads {name}")
+        self._threads.met()
         self._alive = health.heartbeat(f"poll {name}", _LIVE_S + self._limits.drain_s)
         metrics.reading("under_way", "Requests taken and not settled.", lambda: self._taken, toolset=name)
         metrics.reading("overruns", "Calls that run past their time.", lambda: self._desk.overruns, toolset=name)
