@@ -1,88 +1,65 @@
-"""Re-checks the hash chains and the fence rule of a whole journal, without Turnlog (JOURNAL.md, J1):
+"""Re-checks hash chains and fence rule of a whole journal without Turnlog (JOURNAL.md, J1): a line a fault, exit 1 if any.
 
     python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
-
-Prints a line for each fault and what was counted; exit status 1 if a chain is broken. A run whose beginning was trimmed is
-followed from its first snapshot.
 """
 
-import io
-import json
-import sys
-import urllib.request
+import functools, io, json, sys, urllib.request  # noqa: E401
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import fastavro
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-
-def read(value: bytes, schemas: dict[int, Any], source: str) -> Any:
-    """The record in a value (0x00, schema id, Avro), read with the schema it names; None if there is none."""
-    number = int.from_bytes(value[1:5], "big")
-    try:
-        if number not in schemas and source.startswith("http"):
-            with urllib.request.urlopen(f"{source}/schemas/ids/{number}", timeout=30) as answer:
-                schemas[number] = fastavro.parse_schema(json.loads(json.load(answer)["schema"]))
-        elif number not in schemas:
-            (path,) = Path(source).glob(f"{number:#010x}.*.avsc")
-            schemas[number] = fastavro.parse_schema(json.loads(path.read_text("utf-8")))
-        return fastavro.schemaless_reader(io.BytesIO(value[5:]), schemas[number], None)
-    except (ValueError, LookupError, EOFError, OSError):
-        return None
+bootstrap, topic, source = sys.argv[1:] + ["turnlog.journal", "schemas/released"][len(sys.argv) - 2 :]
 
 
-def judge(record: Any, digest: bytes, fence: bytes | None, heads: dict[str, tuple[int, bytes | None]]) -> str:
-    """What a record is, after all before it in its partition. `heads`: step and hash of each run's last valid step."""
-    run, step, here = record["run_id"], record["step"], (record["step"], record["prev"])
+@functools.cache
+def schema(number):
+    if source.startswith("http"):
+        return fastavro.parse_schema(json.loads(json.load(urllib.request.urlopen(f"{source}/schemas/ids/{number}"))["schema"]))
+    return fastavro.parse_schema(json.loads(next(Path(source).glob(f"{number:#010x}.*.avsc")).read_text()))
+
+
+def judge(message, record, fence):
+    """What a record is, after all before it in its partition; `heads`: step and hash of each run's last valid step."""
+    run, here, digest, headers = record["run_id"], (record["step"], record["prev"]), sha256(message.value()).digest(), dict(message.headers())
     head = heads.get(run)
-    if record["kind"] == "fence":
-        return "fence"
-    if record["fence"] != fence:
-        return "void"
+    if (headers["kind"], headers["fence"]) != (record["kind"].encode(), record["fence"]):
+        return "BROKEN"
+    if record["kind"] == "fence" or record["fence"] != fence:
+        return "fence" if record["kind"] == "fence" else "void"
     if record["kind"] == "snapshot":
         return "snapshot" if heads.setdefault(run, here) == here else "BROKEN"
-    if head == (step, digest):
-        return "repeat"
-    if head is None and step > 0:
-        return "trimmed"
+    if head == (here[0], digest) or (head is None and here[0] > 0):
+        return "repeat" if head else "trimmed"
     if here != ((head[0] + 1, head[1]) if head else (0, None)):
         return "BROKEN"
-    heads[run] = (step, digest)
+    heads[run] = (here[0], digest)
     return "step"
 
 
-def main(bootstrap: str, topic: str = "turnlog.journal", source: str = "schemas/released") -> int:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "audit", "enable.partition.eof": True})
-    unread = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
-    consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in unread])
-    fences, heads, schemas, counts = dict[int, bytes](), dict[str, Any](), dict[int, Any](), Counter[str]()
-    while unread:
-        message = consumer.poll(60)
-        error = message.error() if message else KafkaError(KafkaError._TIMED_OUT)
-        if message is None or (error and error.code() != KafkaError._PARTITION_EOF):
-            sys.exit(f"{topic} cannot be read: {error}")
-        partition, value = message.partition() or 0, message.value() or b""
-        if error:
-            unread.discard(partition)
-            continue
-        headers, record = dict(message.headers() or ()), read(value, schemas, source)
-        verdict = judge(record, sha256(value).digest(), fences.get(partition), heads) if record else "unreadable"
-        if verdict == "fence":
-            fences[partition] = record["fence"]
-        if record and (headers.get("kind"), headers.get("fence")) != (record["kind"].encode(), record["fence"]):
-            verdict = "BROKEN"
-        if verdict == "BROKEN":
-            print(
-                f"broken: partition {partition}, offset {message.offset()}, run {record['run_id']} step {record['step']}"
-            )
-        counts[verdict] += 1
-    consumer.close()
-    print(f"{topic}: {len(heads)} runs", *(f"{count} {verdict}" for verdict, count in sorted(counts.items())), sep=", ")
-    return 1 if counts["BROKEN"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+fences, heads, counts = {}, {}, Counter()
+consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "audit", "enable.partition.eof": True})
+unread = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in unread])
+while unread:
+    message = consumer.poll(60) or sys.exit(f"{topic} cannot be read")
+    if message.error() and message.error().code() != KafkaError._PARTITION_EOF:
+        sys.exit(f"{topic} cannot be read: {message.error()}")
+    if message.error():
+        unread.discard(message.partition())
+        continue
+    try:
+        record = fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema(int.from_bytes(message.value()[1:5], "big")), None)
+        verdict = judge(message, record, fences.get(message.partition()))
+    except (ValueError, LookupError, EOFError, OSError, StopIteration, TypeError):
+        record, verdict = None, "unreadable"
+    if verdict == "fence":
+        fences[message.partition()] = record["fence"]
+    if verdict == "BROKEN":
+        print(f"broken: partition {message.partition()}, offset {message.offset()}, run {record['run_id']} step {record['step']}")
+    counts[verdict] += 1
+consumer.close()
+print(f"{topic}: {len(heads)} runs", *(f"{count} {verdict}" for verdict, count in sorted(counts.items())), sep=", ")
+sys.exit(1 if counts["BROKEN"] else 0)
