@@ -1,0 +1,150 @@
+"""`turnlog agents`: publish and look at agents (topic `agents`, one per name)."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnlog.cli.agent_file import BadAgent, agents_of
+from turnlog.cli.errors import CliError, Exit
+from turnlog.cli.output import emit, fields, note, plain, say, span, table
+from turnlog.cli.wiring import Session, session
+from turnlog.client.links import Append, Receipt, Sender
+from turnlog.codec import Unreadable
+from turnlog.core.agents import AgentSpec
+
+app = typer.Typer(no_args_is_help=True, help="Publish and look at agents.")
+
+ACKNOWLEDGED_S = 30.0
+
+APPLY_HELP = """Publish the agents of FILE (YAML; - reads standard input). The name is the key: a new definition replaces the old for runs
+that start from then on; runs that go on keep what they began with.
+
+[bold]A file[/]
+
+  name: airline
+  version: "3"
+  model: openai/gpt-4o          # <provider>/<model>
+  model_settings: {temperature: 0}
+  instructions: |
+    You help customers of an airline ...
+  tools: [airline/*, mail/send]  # <toolset>/<tool> or <toolset>/*
+  conversation: true             # wait for the user after each answer
+  parallel_calls: 4
+  tool_errors: feed_back         # or fail
+  turn_limit: 50                 # 0: none; so also tool_call_budget, deadline
+  deadline: 15m                  # times: 30 (seconds), 250ms, 30s, 15m, 2h
+  model_attempts: 5
+  model_backoff: 500ms
+  model_timeout: 2m
+
+Several agents are separated by a line with ---.
+"""
+
+
+@app.command(help=APPLY_HELP)
+def apply(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file, or - for standard input.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object an agent.")] = False,
+) -> None:
+    found = _read(file)
+    if not dry_run:
+        _publish(session(context), found)
+    for agent in found:
+        if json:
+            emit(_plain(agent))
+        else:
+            say(f"agent {agent.name} {agent.version}: {'looks good' if dry_run else 'published'}")
+
+
+def _read(file: str) -> list[AgentSpec]:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+    except OSError as problem:
+        raise CliError(f"cannot read {file}: {problem.strerror}") from None
+    except UnicodeDecodeError as problem:
+        raise CliError(f"{file} is not UTF-8 (at byte {problem.start})") from None
+    try:
+        return agents_of(text)
+    except BadAgent as bad:
+        raise CliError(f"{file}: " + "\n".join(bad.problems), "turnlog agents apply --help shows a whole file") from None
+
+
+def _publish(here: Session, agents: list[AgentSpec]) -> None:
+    here.partitions("agents")  # says so if the topic is missing
+    values = [(agent, here.codec.encode(agent)) for agent in agents]
+    sender = Sender(here.cluster, "turnlog-cli-agents")
+    try:
+        receipts = []
+        for agent, value in values:
+            receipt = Receipt(f"agent {agent.name}")
+            sender.append(Append(here.topic("agents"), agent.name.encode(), value), receipt.settle, 0.0)
+            receipts.append(receipt)
+        for receipt in receipts:
+            receipt.wait(ACKNOWLEDGED_S)
+    finally:
+        sender.close()
+
+
+@app.command("list")
+def list_agents(
+    context: typer.Context, json: Annotated[bool, typer.Option("--json", help="One JSON object an agent.")] = False
+) -> None:
+    """List the agents that can be started."""
+    found = sorted(_known(session(context)).values())
+    if json:
+        for agent in found:
+            emit(_plain(agent))
+        return
+    if found:
+        table(("agent", "version", "model", "tools", "kind"), [(a.name, a.version, a.model, " ".join(a.tools), _kind(a)) for a in found])
+    note(f"{len(found)} agents" if found else "no agents: publish one with turnlog agents apply FILE.yaml")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="AGENT")],
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Show one agent as it is published."""
+    agent = _known(session(context)).get(name)
+    if agent is None:
+        raise CliError(f"there is no agent {name!r}", "list what there is: turnlog agents list", Exit.UNKNOWN)
+    if json:
+        return emit(_plain(agent))
+    shown = agent._asdict()
+    times = {field.removesuffix("_ms"): span(shown.pop(field)) for field in list(shown) if field.endswith("_ms")}
+    if agent.deadline_ms == 0:
+        times["deadline"] = "none"
+    instructions = shown.pop("instructions")
+    fields([*((field, value if value != () else "none") for field, value in {**shown, "tools": " ".join(agent.tools), **times}.items())])
+    say()
+    say(instructions.rstrip())
+    return None
+
+
+def _known(here: Session) -> dict[str, AgentSpec]:
+    found = {}
+    for key, received in here.table("agents").items():
+        try:
+            agent = here.codec.decode(received.value, AgentSpec)
+        except Unreadable as problem:
+            note(f"agent {key.decode('utf-8', 'replace')} cannot be read: {problem}")
+            continue
+        found[agent.name] = agent
+    return found
+
+
+def _kind(agent: AgentSpec) -> str:
+    return "conversation" if agent.conversation else "one answer"
+
+
+def _plain(agent: AgentSpec) -> dict[str, object]:
+    return {**plain(agent), "model_settings": jsonlib.loads(agent.model_settings)}

@@ -1,0 +1,98 @@
+"""Every expected problem as one line with its remedy and an exit code. The only place where errors become words for a terminal.
+
+    0    done
+    1    done, and the answer is bad: a run failed, a check found something
+    2    the command line, a file or a setting is wrong
+    3    there is no such run, step, agent, topic or dead letter
+    4    the loop refused the command
+    5    the cluster cannot be reached, is not set up, or denies a right
+    6    the time is over; what was asked for may still come
+    130  stopped by Ctrl-C
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from turnlog.client import BadCommand, ClientError, CommandRefused, NotAcknowledged, NotConnected, RunUnknown, TimedOut
+from turnlog.codec import CodecError, RegistryUnavailable
+from turnlog.core.errors import BadHistory
+from turnlog.journal.history import NotInJournal
+from turnlog.kafka.port import LogError, NotAuthorised, NotOwner, Refused, Retryable, UnknownTopic
+from turnlog.local.errors import LocalError
+
+
+class Exit(IntEnum):
+    """Exit codes, as the module's docstring explains them."""
+
+    DONE = 0
+    BAD = 1
+    USAGE = 2
+    UNKNOWN = 3
+    REFUSED = 4
+    UNREACHABLE = 5
+    TIMED_OUT = 6
+    INTERRUPTED = 130
+
+
+class CliError(Exception):
+    """An expected problem, found by the command line itself."""
+
+    def __init__(self, message: str, remedy: str = "", code: Exit = Exit.USAGE) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.code = code
+
+
+class Problem(NamedTuple):
+    """What is printed, and how the program ends."""
+
+    message: str
+    remedy: str
+    code: Exit
+
+
+EXPECTED = (CliError, ClientError, LogError, CodecError, LocalError, BadHistory, NotInJournal, ValidationError)
+
+_RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
+    (BadCommand, "", Exit.USAGE),
+    (CommandRefused, "see what the run is doing: turnlog runs explain RUN", Exit.REFUSED),
+    (RunUnknown, "list what there is: turnlog runs list", Exit.UNKNOWN),
+    (NotConnected, "", Exit.UNREACHABLE),
+    (NotAcknowledged, "is the cluster up? turnlog topics check", Exit.TIMED_OUT),
+    (TimedOut, "see what the run waits for: turnlog runs explain RUN", Exit.TIMED_OUT),
+    (NotInJournal, "see its steps: turnlog runs show RUN --journal", Exit.UNKNOWN),
+    (BadHistory, "a newer build may have written it: compare `turnlog --version` with the build named by turnlog runs show --json", Exit.BAD),
+    (UnknownTopic, "create what is missing: turnlog topics create; or check TURNLOG_TOPIC_PREFIX", Exit.UNREACHABLE),
+    (NotAuthorised, "the rights each service needs: turnlog topics acls", Exit.UNREACHABLE),
+    (NotOwner, "stop the members of the group first", Exit.REFUSED),
+    (Refused, "", Exit.REFUSED),
+    (Retryable, "is the cluster up? TURNLOG_KAFKA__BOOTSTRAP_SERVERS names it; turnlog up starts one", Exit.UNREACHABLE),
+    (LogError, "", Exit.UNREACHABLE),
+    (RegistryUnavailable, "is the schema registry up? TURNLOG_REGISTRY_URL names it", Exit.UNREACHABLE),
+    (CodecError, "a newer build may have written it", Exit.BAD),
+)
+
+
+def explain(error: Exception) -> Problem:
+    """The words and the exit code for an expected error."""
+    if isinstance(error, CliError):
+        return Problem(str(error), error.remedy, error.code)
+    if isinstance(error, LocalError):
+        detail = f"\n{error.detail}" if error.detail else ""
+        return Problem(error.message + detail, error.remedy, Exit.UNREACHABLE)
+    if isinstance(error, ValidationError):
+        return Problem(_settings(error), "turnlog settings lists every setting", Exit.USAGE)
+    for kind, remedy, code in _RULES:
+        if isinstance(error, kind):
+            return Problem(str(error), remedy, code)
+    raise error
+
+
+def _settings(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = "__".join(str(part) for part in first["loc"]).upper()
+    return f"setting TURNLOG_{name}: {first['msg']}"

@@ -1,0 +1,125 @@
+"""How things are printed: JSON for scripts, tables and lines for people, and nothing from a log that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from turnlog.journal.timeline import clean
+
+_PIPE_WIDTH = 200
+
+STYLES = {
+    "succeeded": "green", "failed": "red", "cancelled": "yellow", "stopped": "yellow", "running": "cyan", "waiting": "magenta",
+    "ok": "green", "error": "red",
+}  # fmt: skip
+
+
+def reflow(text: str) -> str:
+    """Help text for typer: prose is joined to one line a paragraph, indented lines stay as they are, and only our own tags of
+    bold are markup."""
+    joined: list[str] = []
+    for paragraph in text.strip().split("\n\n"):
+        if not paragraph.startswith(" "):
+            joined.append(" ".join(paragraph.split()))
+        elif joined and joined[-1].startswith(" "):
+            joined[-1] += "\n" + paragraph
+        else:
+            joined.append(paragraph)
+    return re.sub(r"\[(?!bold\]|/\])", r"\\[", "\n\n".join(joined))
+
+
+def console(stderr: bool = False) -> Console:
+    """A console on what standard output is now; wide enough for scripts where it is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=not stream.isatty())
+
+
+def say(text: str = "") -> None:
+    """A line of ours for people, as it is."""
+    console().print(text, markup=False)
+
+
+def note(text: str) -> None:
+    """A line beside the result, on standard error."""
+    console(stderr=True).print(text, markup=False, style="dim")
+
+
+def emit(value: Any) -> None:
+    """One JSON value on one line. ASCII only, so nothing in it can harm a terminal, and a lone surrogate survives."""
+    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A plain table. Cells are cleaned and never taken for markup; a status is coloured."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        shown.add_column(column, overflow="fold")
+    for row in rows:
+        shown.add_row(*(_cell(value) for value in row))
+    console().print(shown)
+
+
+def _cell(value: object) -> str:
+    text = clean("" if value is None else str(value), 2_000)
+    style = STYLES.get(text)
+    return f"[{style}]{text}[/]" if style else escape(text)
+
+
+def fields(pairs: Iterable[tuple[str, object]]) -> None:
+    """Names and values below each other; values that are None or empty are left out."""
+    shown = [(name, str(value)) for name, value in pairs if value is not None and value != ""]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        style = STYLES.get(value)
+        text = f"[{style}]{value}[/]" if style else escape(clean(value, 4_000))
+        console().print(f"[bold]{name.ljust(width)}[/]  {text}")
+
+
+def when(ms: int | None) -> str:
+    """A time as UTC, to the millisecond; empty for none."""
+    if not ms:
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.") + f"{ms % 1000:03d}Z"
+
+
+def clock(ms: int) -> str:
+    """The time of day, UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S.") + f"{ms % 1000:03d}"
+
+
+def span(ms: int) -> str:
+    """A length of time in two units at most."""
+    seconds = abs(ms) / 1000
+    for unit, size, below in (("d", 86_400, "h"), ("h", 3_600, "m"), ("m", 60, "s")):
+        if seconds >= size:
+            rest = {"h": 3_600, "m": 60, "s": 1}[below]
+            return f"{int(seconds // size)} {unit} {int(seconds % size // rest)} {below}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{abs(ms)} ms"
+
+
+def from_now(ms: int, now: int) -> str:
+    """A time as a distance: `in 3 m 2 s`, `4.0 s ago`."""
+    return f"in {span(ms - now)}" if ms > now else f"{span(now - ms)} ago"
+
+
+def plain(record: Any) -> Any:
+    """A nested record as JSON values: named tuples become objects, bytes hex text, pairs of labels stay lists."""
+    if isinstance(record, tuple) and hasattr(record, "_fields"):
+        return {name: plain(getattr(record, name)) for name in record._fields}
+    if isinstance(record, (list, tuple)):
+        return [plain(item) for item in record]
+    if isinstance(record, dict):
+        return {str(name): plain(value) for name, value in record.items()}
+    if isinstance(record, (set, frozenset)):
+        return sorted(plain(item) for item in record)
+    return record.hex() if isinstance(record, bytes) else record
