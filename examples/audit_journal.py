@@ -25,7 +25,7 @@ def judge(message, record, fence):
     """What a record is, after all before it in its partition; `heads`: step and hash of each run's last valid step."""
     run, here, digest, headers = record["run_id"], (record["step"], record["prev"]), sha256(message.value()).digest(), dict(message.headers())
     head = heads.get(run)
-    if (headers["kind"], headers["fence"]) != (record["kind"].encode(), record["fence"]):
+    if (headers.get("kind"), headers.get("fence")) != (record["kind"].encode(), record["fence"]):
         return "BROKEN"
     if record["kind"] == "fence" or record["fence"] != fence:
         return "fence" if record["kind"] == "fence" else "void"
