@@ -10,9 +10,10 @@ Event kinds are past tense and name the nullable payload field of the Avro `Even
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from turnlog.core.agents import AgentSpec, MenuEntry, Usage
+from turnlog.core.errors import BadHistory
 
 # ---------------------------------------------------------------- bodies of messages (and payloads of arrival events)
 
@@ -71,7 +72,8 @@ class ModelAnswer(NamedTuple):
 
 
 class ModelFailure(NamedTuple):
-    """No answer. `error` is a stable word (see `turnlog.core.errors`), `message` bounded text for people."""
+    """No answer. `error` is a stable word (providers: `turnlog.models.errors`; the core adds `answer_too_large`), `message`
+    bounded text for people."""
 
     error: str
     message: str
@@ -161,6 +163,8 @@ class RunFailed(NamedTuple):
 
 
 class RunCancelled(NamedTuple):
+    """`cancelled` by a command, or `expired` after waiting too long."""
+
     reason: str
 
 
@@ -240,12 +244,13 @@ class Message(NamedTuple):
 
 
 def message_of(event: Event) -> Message:
-    """The message that an arrival event records (inverse of what `decide` does first). Raises KeyError for derived kinds."""
-    ARRIVALS[event.kind]
-    body = event.payload
+    """The message that an arrival event records (inverse of what `decide` does first). Raises BadHistory for any other event."""
+    body: Any = event.payload
+    if type(body) is not ARRIVALS.get(event.kind):
+        raise BadHistory(f"{event.kind} with a payload of type {type(body).__name__} records no message")
     if isinstance(body, CommandNote):
         body = _noted_command(body)
-    return Message(event.at, body, event.turn, event.position, event.call_key, event.attempt, event.input)  # type: ignore[arg-type]
+    return Message(event.at, body, event.turn, event.position, event.call_key, event.attempt, event.input)
 
 
 def _noted_command(note: CommandNote) -> Body:
@@ -256,4 +261,4 @@ def _noted_command(note: CommandNote) -> Body:
             return Cancel(note.command_id, note.text)
         case "resume":
             return Resume(note.command_id, note.turns)
-    raise ValueError(f"no command {note.command!r} can be noted")
+    raise BadHistory(f"no command {note.command!r} can be noted")

@@ -1,39 +1,68 @@
 """The fold: `evolve(state, event)` changes the state in place by one recorded event and returns it.
 
-Resume, replay and audit are this and nothing else. It never decides: it believes what was recorded and raises BadHistory
-only where an event cannot be about this state.
+Resume, replay and audit are this and nothing else. It never decides: it believes what was recorded, and raises BadHistory
+where an event cannot be about this state. The table at the end says in which phases each kind may stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from turnlog.core.errors import BadHistory
 from turnlog.core.events import (
-    CallRequested, CallSettled, Cancel, CommandNote, Event, Input, InputAwaited, ModelAnswer, Outcome, Resume, RetrySet,
-    RunCancelled, RunFailed, RunStopped, RunSucceeded, Start, Timer, TurnStarted,
+    KINDS,
+    CallRequested,
+    CallSettled,
+    Cancel,
+    CommandNote,
+    Event,
+    Input,
+    InputAwaited,
+    ModelAnswer,
+    Outcome,
+    Resume,
+    RetrySet,
+    RunCancelled,
+    RunFailed,
+    RunStopped,
+    RunSucceeded,
+    Start,
+    Timer,
+    TurnStarted,
 )  # fmt: skip
 from turnlog.core.ids import call_key, canonical_arguments
-from turnlog.core.limits import COMMANDS_REMEMBERED
-from turnlog.core.state import REQUESTED, RETRYING, SETTLED, Call, OpenCall, RunState
+from turnlog.core.limits import COMMANDS_REMEMBERED, RULES
+from turnlog.core.state import REQUESTED, RETRYING, SETTLED, WAITING, Call, OpenCall, RunState, outcome_bit
 from turnlog.core.transcript import AssistantMessage, ToolMessage, base_digest
 
 
 def evolve(state: RunState, event: Event) -> RunState:
-    """Fold one event into the state (in place). Raises BadHistory for an event that cannot follow."""
-    fold = _FOLDS.get(event.kind)
-    if fold is None:
-        raise BadHistory(f"run {state.run_id}: this build does not know events of kind {event.kind!r}")
-    if state.phase == "ended" and event.kind != "late_outcome_noted":
-        raise BadHistory(f"run {state.run_id}: {event.kind} after its end")
-    if event.at > state.at:
-        state.at = event.at
-    fold(state, event, event.payload)
+    """Fold one event into the state, in place. Raises BadHistory, and nothing else, for an event that cannot follow; the state
+    is then of no use any more."""
+    kind, payload = event.kind, event.payload
+    try:
+        wanted, phases, fold = _FOLDS[kind]
+        if state.phase not in phases or type(payload) is not wanted:
+            raise _misfit(state, event)
+        fold(state, event, payload)
+        if event.at > state.at:
+            state.at = event.at
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        if kind not in KINDS:
+            raise BadHistory(f"run {state.run_id}: this build does not know events of kind {kind!r}") from None
+        raise BadHistory(f"run {state.run_id}: a malformed {kind}: {problem!r:.200}") from problem
     return state
 
 
-def fold(run_id: str, events: Iterable[Event], rules: int = 1) -> RunState:
+def _misfit(state: RunState, event: Event) -> BadHistory:
+    if type(event.payload) is not KINDS[event.kind]:
+        return BadHistory(f"run {state.run_id}: {event.kind} without its payload")
+    place = "after its end" if state.phase == "ended" else f"in phase {state.phase!r}"
+    return BadHistory(f"run {state.run_id}: {event.kind} {place}")
+
+
+def fold(run_id: str, events: Iterable[Event], rules: int = RULES) -> RunState:
     """The state after these events, from nothing."""
     state = RunState(run_id, rules)
     for event in events:
@@ -51,9 +80,11 @@ def _run_started(state: RunState, event: Event, start: Start) -> None:
     state.withheld = frozenset(start.withheld)
     state.labels = start.labels
     state.traceparent = start.traceparent
-    state.turn_limit = agent.turn_limit if start.turn_limit is None else start.turn_limit
-    state.tool_call_budget = agent.tool_call_budget if start.tool_call_budget is None else start.tool_call_budget
-    deadline_ms = agent.deadline_ms if start.deadline_ms is None else start.deadline_ms
+    state.turn_limit = _bound(agent.turn_limit if start.turn_limit is None else start.turn_limit)
+    state.tool_call_budget = _bound(
+        agent.tool_call_budget if start.tool_call_budget is None else start.tool_call_budget
+    )
+    deadline_ms = _bound(agent.deadline_ms if start.deadline_ms is None else start.deadline_ms)
     state.deadline = event.at + deadline_ms if deadline_ms else 0
     state.turn_end = state.turn_limit
     state.started_at = event.at
@@ -62,6 +93,11 @@ def _run_started(state: RunState, event: Event, start: Start) -> None:
     _remember(state, start.command_id)
     if start.input is not None:
         state.inputs.append(Input(start.command_id, start.input))
+
+
+def _bound(value: int) -> int:
+    """0 is no bound, and what is below it is none either."""
+    return max(0, value)
 
 
 def _remember(state: RunState, command_id: str) -> None:
@@ -78,7 +114,7 @@ def _input_received(state: RunState, event: Event, body: Input) -> None:
 
 
 def _resume(state: RunState, turns: int) -> None:
-    more = turns or state.turn_limit
+    more = _bound(turns) or state.turn_limit
     state.turn_end = state.turn + 1 + more if more else 0
     state.phase = "input"
     state.status = "running"
@@ -91,11 +127,7 @@ def _resume_requested(state: RunState, event: Event, body: Resume) -> None:
     _resume(state, body.turns)
 
 
-def _cancel_requested(state: RunState, event: Event, body: Cancel) -> None:
-    _remember(state, body.command_id)
-
-
-def _command_noted(state: RunState, event: Event, body: CommandNote) -> None:
+def _remembered(state: RunState, event: Event, body: Cancel | CommandNote) -> None:
     _remember(state, body.command_id)
 
 
@@ -115,30 +147,30 @@ def _key(state: RunState, position: int, tool: str, arguments: str) -> str:
 
 
 def _model_failed(state: RunState, event: Event, body: object) -> None:
-    state.model_retry_at = -1
+    state.model_retry_at = -1  # nothing is awaited, and what is next follows in the same group
 
 
 def _outcome_received(state: RunState, event: Event, outcome: Outcome) -> None:
     state.arrived = outcome
-    _answered(state, event)
+    _answered(state, event, outcome.status == "ok")
 
 
 def _late_outcome_noted(state: RunState, event: Event, outcome: Outcome) -> None:
-    _answered(state, event)
+    _answered(state, event, outcome.status == "ok")
 
 
-def _answered(state: RunState, event: Event) -> None:
-    key = event.call_key
-    if key is None or event.attempt is None:
-        raise BadHistory(f"run {state.run_id}: an outcome without call key or attempt")
-    state.attempts_seen[key] = state.attempts_seen.get(key, 0) | (1 << event.attempt)
-    if not _retry_may_answer(event):
-        state.open_calls.pop(key, None)
+def _request_refused(state: RunState, event: Event, body: object) -> None:
+    _answered(state, event, False)
 
 
-def _retry_may_answer(event: Event) -> bool:
-    """An error that may be tried again leaves the call open; its settlement closes it."""
-    return event.kind == "outcome_received" and isinstance(event.payload, Outcome) and event.payload.status != "ok"
+def _answered(state: RunState, event: Event, ok: bool) -> None:
+    key, attempt = event.call_key, event.attempt
+    if key is None or attempt is None or not 1 <= attempt <= state.attempts_of(key):
+        raise BadHistory(f"run {state.run_id}: {event.kind} for attempt {attempt} of {key}, which was never requested")
+    state.attempts_seen[key] = state.attempts_seen.get(key, 0) | outcome_bit(attempt, ok)
+    open_call = state.open_calls.get(key)
+    if open_call is not None and open_call.attempt == attempt:
+        del state.open_calls[key]
 
 
 def _timer_fired(state: RunState, event: Event, timer: Timer) -> None:
@@ -152,18 +184,14 @@ def _timer_fired(state: RunState, event: Event, timer: Timer) -> None:
             state.deadline = 0
 
 
-def _request_refused(state: RunState, event: Event, body: object) -> None:
-    if event.call_key is not None:
-        state.open_calls.pop(event.call_key, None)
-
-
 # ---------------------------------------------------------------- what the rules made of it
 
 
 def _turn_started(state: RunState, event: Event, body: TurnStarted) -> None:
     if event.turn != state.turn + 1:
         raise BadHistory(f"run {state.run_id}: turn {event.turn} does not follow turn {state.turn}")
-    state.turn = event.turn
+    _all_settled(state, event)
+    state.turn += 1
     state.add_inputs()
     state.calls = []
     state.request_digest = body.request_digest
@@ -174,51 +202,69 @@ def _turn_started(state: RunState, event: Event, body: TurnStarted) -> None:
     state.idle_at = 0
 
 
+def _all_settled(state: RunState, event: Event) -> None:
+    for call in state.calls:
+        if call.stage != SETTLED:
+            raise BadHistory(f"run {state.run_id}: {event.kind} before {call.key} has its result")
+
+
 def _model_retry_set(state: RunState, event: Event, body: RetrySet) -> None:
     state.model_retry_at = body.wake_at
 
 
-def _call(state: RunState, event: Event) -> Call:
+def _call(state: RunState, event: Event, *stages: str) -> Call:
+    """The call an event is about, which must be in one of these stages."""
     position = event.position
     if position is None or not 0 <= position < len(state.calls) or event.turn != state.turn:
         raise BadHistory(f"run {state.run_id}: {event.kind} for a call that turn {state.turn} does not have")
-    return state.calls[position]
+    call = state.calls[position]
+    if call.stage not in stages:
+        raise BadHistory(f"run {state.run_id}: {event.kind} for {call.key}, which is {call.stage}")
+    return call
 
 
 def _call_requested(state: RunState, event: Event, body: CallRequested) -> None:
-    call = _call(state, event)
-    attempt = event.attempt or 1
-    state.calls[call.position] = call._replace(stage=REQUESTED, attempt=attempt, deadline=body.not_after, retry_at=0)
-    state.open_calls[call.key] = OpenCall(state.turn, call.position, call.tool, body.not_after)
+    call = _call(state, event, WAITING, RETRYING)
+    attempt = call.attempt + 1
+    if event.attempt != attempt:
+        raise BadHistory(
+            f"run {state.run_id}: attempt {event.attempt} of {call.key} does not follow attempt {call.attempt}"
+        )
+    state.calls[call.position] = call.requested(attempt, body.not_after)
+    state.open_calls[call.key] = OpenCall(state.turn, call.position, call.tool, body.not_after, attempt)
 
 
 def _call_retry_set(state: RunState, event: Event, body: RetrySet) -> None:
-    call = _call(state, event)
-    state.calls[call.position] = call._replace(stage=RETRYING, retry_at=body.wake_at)
+    call = _call(state, event, REQUESTED)
+    state.arrived = None
+    state.calls[call.position] = call.retrying(body.wake_at)
 
 
 def _call_settled(state: RunState, event: Event, body: CallSettled) -> None:
-    call = _call(state, event)
+    call = _call(state, event, WAITING, REQUESTED, RETRYING)
     content = body.content
     if content is None:
         if state.arrived is None:
             raise BadHistory(f"run {state.run_id}: a settlement without content and without an outcome before it")
         content = state.arrived.content
-        state.open_calls.pop(call.key, None)
     state.arrived = None
-    state.calls[call.position] = call._replace(stage=SETTLED, settlement=body.status, content=content, retry_at=0)
-    if all(item.stage == SETTLED for item in state.calls):
-        for item in state.calls:
-            state.add_message(ToolMessage(item.provider_id, item.tool, item.content, item.settlement != "ok"))
+    state.calls[call.position] = call.settled(body.status, content)
+    for item in state.calls:
+        if item.stage != SETTLED:
+            return
+    for item in state.calls:
+        state.add_message(ToolMessage(item.provider_id, item.tool, item.content, item.settlement != "ok"))
 
 
 def _input_awaited(state: RunState, event: Event, body: InputAwaited) -> None:
+    _all_settled(state, event)
     state.phase = "input"
     state.status = "waiting"
     state.idle_at = body.expires_at
 
 
 def _end(state: RunState, event: Event, status: str, reason: str) -> None:
+    _all_settled(state, event)
     state.add_inputs()
     state.phase = "ended"
     state.status = status
@@ -242,32 +288,43 @@ def _run_cancelled(state: RunState, event: Event, body: RunCancelled) -> None:
 
 
 def _run_stopped(state: RunState, event: Event, body: RunStopped) -> None:
+    _all_settled(state, event)
     state.phase = "stopped"
     state.status = "stopped"
     state.reason = body.reason
     state.idle_at = body.expires_at
 
 
-_FOLDS: dict[str, Callable[[RunState, Event, Any], None]] = {
-    "run_started": _run_started,
-    "input_received": _input_received,
-    "cancel_requested": _cancel_requested,
-    "resume_requested": _resume_requested,
-    "command_noted": _command_noted,
-    "model_answered": _model_answered,
-    "model_failed": _model_failed,
-    "outcome_received": _outcome_received,
-    "late_outcome_noted": _late_outcome_noted,
-    "timer_fired": _timer_fired,
-    "request_refused": _request_refused,
-    "turn_started": _turn_started,
-    "model_retry_set": _model_retry_set,
-    "call_requested": _call_requested,
-    "call_retry_set": _call_retry_set,
-    "call_settled": _call_settled,
-    "input_awaited": _input_awaited,
-    "run_succeeded": _run_succeeded,
-    "run_failed": _run_failed,
-    "run_cancelled": _run_cancelled,
-    "run_stopped": _run_stopped,
+_OPEN: Final = frozenset({"model", "calls", "input", "stopped"})
+_STARTED: Final = _OPEN | {"ended"}
+_BOUNDARY: Final = frozenset({"calls", "input"})
+"""Where a turn may begin: behind settled calls, or out of waiting (also for the first time)."""
+_MODEL: Final = frozenset({"model"})
+_CALLS: Final = frozenset({"calls"})
+
+_ROWS: Final[dict[str, tuple[frozenset[str], Callable[[RunState, Event, Any], None]]]] = {
+    "run_started": (frozenset({"new"}), _run_started),
+    "input_received": (_OPEN, _input_received),
+    "cancel_requested": (_OPEN, _remembered),
+    "resume_requested": (frozenset({"stopped"}), _resume_requested),
+    "command_noted": (_OPEN, _remembered),
+    "model_answered": (_MODEL, _model_answered),
+    "model_failed": (_MODEL, _model_failed),
+    "outcome_received": (_CALLS, _outcome_received),
+    "late_outcome_noted": (_STARTED, _late_outcome_noted),
+    "timer_fired": (_OPEN, _timer_fired),
+    "request_refused": (_CALLS, _request_refused),
+    "turn_started": (_BOUNDARY, _turn_started),
+    "model_retry_set": (_MODEL, _model_retry_set),
+    "call_requested": (_CALLS, _call_requested),
+    "call_retry_set": (_CALLS, _call_retry_set),
+    "call_settled": (_CALLS, _call_settled),
+    "input_awaited": (_BOUNDARY, _input_awaited),
+    "run_succeeded": (_BOUNDARY, _run_succeeded),
+    "run_failed": (_OPEN, _run_failed),
+    "run_cancelled": (_OPEN, _run_cancelled),
+    "run_stopped": (_BOUNDARY, _run_stopped),
 }
+"""The kinds of events, the phases each may stand in, and what it does to the state."""
+
+_FOLDS: Final = {kind: (KINDS[kind], phases, fold) for kind, (phases, fold) in _ROWS.items()}

@@ -6,10 +6,14 @@ Golden values stand in `tests/unit/test_core_ids.py`: a change here is a change 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from typing import Any, NewType
+from functools import lru_cache
+from hashlib import sha256
+from math import isinf
+from typing import Any, NamedTuple, NewType
+
+from turnlog.core.limits import JSON_DEPTH, JSON_DIGITS, utf8_size
 
 RunId = NewType("RunId", str)
 CallKey = NewType("CallKey", str)
@@ -43,24 +47,72 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_decode = json.JSONDecoder(parse_constant=_refuse_constant).decode
+def _finite(number: str) -> float:
+    value = float(number)
+    if isinf(value):
+        raise ValueError(f"{number:.40} is too large for a number")
+    return value
+
+
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_LONG_NUMBER = re.compile(f"[0-9]{{{JSON_DIGITS + 1}}}")
+_BRACKET = re.compile(r"[\[\]{}]")
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; of duplicate names the last one counts. Raises ValueError, also for NaN, Infinity and nesting
-    deeper than the interpreter's limit."""
+    """The value of a JSON text; of duplicate names the last one counts.
+
+    Raises ValueError for what is no JSON, for NaN, for numbers out of a float's range or of more than 600 digits, and for more
+    than 128 levels. The bounds are ours because the interpreter's differ between versions, settings and depths of the stack,
+    and what is JSON decides keys: they must be the same on every machine, for ever.
+    """
+    if len(text) > JSON_DIGITS or text.count("[") + text.count("{") > JSON_DEPTH:
+        _refuse_excess(_STRING.sub("", text))
+    return _decoder.decode(text)
+
+
+def _refuse_excess(bare: str) -> None:
+    """`bare` is a JSON text without its strings."""
+    if _LONG_NUMBER.search(bare):
+        raise ValueError(f"a number has more than {JSON_DIGITS} digits")
+    if bare.count("[") + bare.count("{") <= JSON_DEPTH:
+        return
+    depth = 0
+    for bracket in _BRACKET.findall(bare):
+        depth += 1 if bracket in "[{" else -1
+        if depth > JSON_DEPTH:
+            raise ValueError(f"nested more than {JSON_DEPTH} levels deep")
+
+
+class Arguments(NamedTuple):
+    """A call's argument text as it was read. `value` is shared: look, but change nothing."""
+
+    canonical: str
+    """Canonical JSON, or the JSON string of a text that is not JSON."""
+    value: Any
+    is_json: bool
+
+
+def read_arguments(raw: str) -> Arguments:
+    """The text read once for its key and for its check (short ones are remembered for a while)."""
+    return _remembered(raw) if len(raw) <= 4_096 else _read(raw)
+
+
+def _read(raw: str) -> Arguments:
     try:
-        return _decode(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+        value = parse_json(raw)
+    except ValueError:
+        return Arguments(canonical_json(raw), None, False)
+    return Arguments(canonical_json(value), value, True)
+
+
+_remembered = lru_cache(maxsize=256)(_read)
 
 
 def canonical_arguments(raw: str) -> str:
     """The canonical form of a call's argument text: canonical JSON, or the JSON string of a text that is not JSON."""
-    try:
-        return canonical_json(parse_json(raw))
-    except ValueError:
-        return canonical_json(raw)
+    return read_arguments(raw).canonical
 
 
 def call_key(run_id: str, turn: int, position: int, tool: str, arguments: str) -> CallKey:
@@ -71,8 +123,8 @@ def call_key(run_id: str, turn: int, position: int, tool: str, arguments: str) -
     Out: the provider's call id (it repeats inside a run in a quarter of the recorded airline runs), time, attempt, agent.
     Why the place: agents repeat a call on purpose, so a hash of the content alone would merge two effects into one.
     """
-    body = hashlib.sha256(tool.encode("utf-8", "surrogatepass") + b"\x00" + arguments.encode("ascii"))
-    return CallKey(f"{run_id}:t{turn}:c{position}:{body.hexdigest()[:16]}")
+    body = sha256(f"{tool}\0{arguments}".encode("utf-8", "surrogatepass")).hexdigest()
+    return CallKey(f"{run_id}:t{turn}:c{position}:{body[:16]}")
 
 
 def run_of_key(key: str) -> str:
@@ -80,20 +132,24 @@ def run_of_key(key: str) -> str:
     return key.partition(":")[0]
 
 
+def place_of_key(key: str) -> tuple[int, int]:
+    """Turn and position that a call key names. Raises ValueError for what is no call key."""
+    _, turn, position, _ = key.split(":")
+    return int(turn.removeprefix("t")), int(position.removeprefix("c"))
+
+
 EMPTY_DIGEST = "0" * 64
 
 
 def chain_digest(previous: str, *parts: str | None) -> str:
     """Digest of a growing list: sha256 over the previous digest (hex) and the length-prefixed parts. Constant cost per item."""
-    digest = hashlib.sha256(previous.encode())
+    text = previous
     for part in parts:
         if part is None:
-            digest.update(b"-")
-            continue
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(b"%d:" % len(data))
-        digest.update(data)
-    return digest.hexdigest()
+            text += "-"
+        else:
+            text += f"{len(part) if part.isascii() else utf8_size(part)}:{part}"
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def place(turn: int, position: int | None = None) -> str:

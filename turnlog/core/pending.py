@@ -5,10 +5,10 @@ A crash between "recorded" and "done" repairs itself: whoever restores the state
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from turnlog.core.events import Message, Timer
-from turnlog.core.state import REQUESTED, RETRYING, Call, RunState
+from turnlog.core.state import REQUESTED, RETRYING, SETTLED, Call, RunState
 from turnlog.core.transcript import ModelRequest
 
 
@@ -48,11 +48,12 @@ def model_request(state: RunState) -> ModelRequest:
 
 
 def timers(state: RunState) -> list[Message]:
-    """Every timer that is set, as the message it becomes (`at` = when it is due)."""
+    """Every timer that is set, as the message it becomes (`at` = when it is due). A stopped run has come to its clean end: its
+    deadline is over only once it goes on."""
     if state.phase == "ended":
         return []
     found = []
-    if state.deadline:
+    if state.deadline and state.phase != "stopped":
         found.append(Message(state.deadline, Timer("run_deadline", state.deadline)))
     if state.idle_at:
         found.append(Message(state.idle_at, Timer("idle", state.idle_at)))
@@ -72,20 +73,32 @@ def _call_timer(state: RunState, call: Call, timer: str, due: int) -> Message:
 
 
 def next_wake(state: RunState) -> int:
-    """When the next timer is due, milliseconds since the epoch; 0 if none is set. The cheap half of `timers`."""
-    if state.phase == "ended":
+    """When the next timer is due, milliseconds since the epoch; 0 if none is set. The cheap half of `timers`: asked every step."""
+    phase = state.phase
+    if phase == "ended":
         return 0
-    due = [at for at in (state.deadline, state.idle_at) if at]
-    if state.phase == "model":
-        if state.model_retry_at > 0:
-            due.append(state.model_retry_at)
-    elif state.phase == "calls":
+    wake = state.idle_at if phase == "stopped" else state.deadline or state.idle_at
+    if phase == "input" and 0 < state.idle_at < wake:
+        wake = state.idle_at
+    elif phase == "model" and state.model_retry_at > 0:
+        wake = min(wake, state.model_retry_at) if wake else state.model_retry_at
+    elif phase == "calls":
         for call in state.calls:
-            if call.stage in (REQUESTED, RETRYING):
-                due.append(call.retry_at or call.deadline)
-    return min(due, default=0)
+            due = call.retry_at or call.deadline  # a retry is set only where it comes before the deadline
+            if call.stage != SETTLED and due and (not wake or due < wake):
+                wake = due
+    return wake
+
+
+_FIRST: Final = {"run_deadline": 0, "idle": 0, "call_deadline": 1}
+"""What ends something goes before what begins something: a loop that slept must not retry what is over."""
 
 
 def due_timers(state: RunState, now: int) -> list[Message]:
-    """The timers due at `now`, earliest first, each with `now` as its time (J16: a timer carries the owner's clock)."""
-    return [m._replace(at=now) for m in sorted(timers(state), key=lambda m: m.at) if m.at <= now]
+    """The timers due at `now`, each with `now` as its time (J16: a timer carries the owner's clock): ends first, then earliest first.
+
+    Deciding one may settle what another is about; that one then gives no events.
+    """
+    due = [m for m in timers(state) if m.at <= now]
+    due.sort(key=lambda m: (_FIRST.get(m.body.timer, 2) if isinstance(m.body, Timer) else 2, m.at))
+    return [m._replace(at=now) for m in due]

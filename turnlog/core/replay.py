@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from turnlog.core.decide import Validate, decide
-from turnlog.core.errors import CoreError
+from turnlog.core.errors import BadHistory, CoreError
 from turnlog.core.events import ARRIVALS, Event, message_of
 from turnlog.core.evolve import evolve
 from turnlog.core.state import RunState
@@ -24,8 +24,12 @@ class Divergence(NamedTuple):
     differences: tuple[tuple[str, Any, Any], ...]
 
     def describe(self) -> str:
-        lines = [f"run {self.run_id} diverges at step {self.step}, event {self.event} ({self.arrival}, turn {self.turn}):"]
-        lines += [f"  {path}: recorded {_short(old)}, this build decides {_short(new)}" for path, old, new in self.differences]
+        lines = [
+            f"run {self.run_id} diverges at step {self.step}, event {self.event} ({self.arrival}, turn {self.turn}):"
+        ]
+        lines += [
+            f"  {path}: recorded {_short(old)}, this build decides {_short(new)}" for path, old, new in self.differences
+        ]
         return "\n".join(lines)
 
 
@@ -47,7 +51,10 @@ def groups(events: Iterable[Event]) -> Iterator[tuple[int, list[Event]]]:
 
 
 def verify_step(state: RunState, step: int, events: Iterable[Event], validate: Validate) -> Divergence | None:
-    """Decide the step's arrivals again and fold what was recorded; the state goes on as recorded, divergent or not."""
+    """Decide the step's arrivals again and fold what was recorded; the state goes on as recorded, divergent or not.
+
+    Raises BadHistory for events that this build cannot fold at all.
+    """
     found = None
     for place, group in groups(events):
         if found is None:
@@ -57,8 +64,11 @@ def verify_step(state: RunState, step: int, events: Iterable[Event], validate: V
     return found
 
 
-def verify(run_id: str, steps: Iterable[tuple[int, tuple[Event, ...]]], validate: Validate, state: RunState | None = None) -> Divergence | None:
-    """The first divergence of a run, or None. `steps` are (step, events) in order, from step 0 or from after `state`'s snapshot."""
+def verify(
+    run_id: str, steps: Iterable[tuple[int, tuple[Event, ...]]], validate: Validate, state: RunState | None = None
+) -> Divergence | None:
+    """The first divergence of a run, or None. `steps` are (step, events) in order, from step 0 or from after `state`'s snapshot;
+    `state` is folded on."""
     state = RunState(run_id) if state is None else state
     for step, events in steps:
         found = verify_step(state, step, events, validate)
@@ -69,14 +79,17 @@ def verify(run_id: str, steps: Iterable[tuple[int, tuple[Event, ...]]], validate
 
 def _compare(state: RunState, step: int, place: int, group: list[Event], validate: Validate) -> Divergence | None:
     first = group[0]
+    decided: tuple[Event, ...] = ()
+    problem = None
     try:
-        if first.kind not in ARRIVALS:
-            decided: tuple[Event, ...] = ()
-        else:
+        if first.kind in ARRIVALS:
             decided = decide(state, message_of(first), validate)
-        problem = None
-    except (CoreError, ValueError) as error:
-        decided, problem = (), str(error)
+    except BadHistory:
+        raise
+    except CoreError as error:
+        problem = str(error)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BadHistory(f"run {state.run_id}: a malformed {first.kind}: {error!r:.200}") from error
     if problem is None and decided == tuple(group):
         return None
     differences = [("rules", "accepted", problem)] if problem else list(_differences(group, decided))
@@ -94,11 +107,12 @@ def _differences(recorded: list[Event], decided: tuple[Event, ...]) -> Iterator[
 
 
 def _fields(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    for name in old._fields:
-        a, b = getattr(old, name), getattr(new, name)
-        if a == b:
-            continue
-        if hasattr(a, "_fields") and type(a) is type(b):
-            yield from _fields(f"{path}.{name}", a, b)
-        else:
-            yield f"{path}.{name}", a, b
+    """The parts of two unequal values that differ, as deep as both have the same shape."""
+    if old == new:
+        return
+    if type(old) is not type(new) or not isinstance(old, tuple) or len(old) != len(new):
+        yield path, old, new
+        return
+    names = getattr(old, "_fields", None)
+    for i, (a, b) in enumerate(zip(old, new, strict=True)):
+        yield from _fields(f"{path}.{names[i]}" if names else f"{path}[{i}]", a, b)

@@ -12,7 +12,6 @@ from typing import Any
 from turnlog.core.agents import AgentSpec, MenuEntry, Usage
 from turnlog.core.errors import BadHistory
 from turnlog.core.events import Input, RecordedCall
-from turnlog.core.ids import parse_json
 from turnlog.core.state import Call, OpenCall, RunState
 from turnlog.core.transcript import AssistantMessage, ToolMessage, TranscriptMessage, UserMessage
 
@@ -45,12 +44,12 @@ def to_json(state: RunState) -> str:
 def from_json(text: str) -> RunState:
     """The state that `to_json` wrote. Raises BadHistory for anything else."""
     try:
-        body = parse_json(text)
+        body = json.loads(text)
         if body["layout"] != LAYOUT:
             raise BadHistory(f"snapshot layout {body['layout']!r} is not known to this build")
         return _build(body)
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise BadHistory(f"unreadable snapshot: {problem!r}") from problem
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
+        raise BadHistory(f"unreadable snapshot: {problem!r:.200}") from problem
 
 
 def _build(body: dict[str, Any]) -> RunState:

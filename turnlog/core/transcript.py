@@ -6,6 +6,7 @@ one hash over the digests of what never changes (instructions, menu, model) and 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from turnlog.core.agents import AgentSpec, MenuEntry
@@ -47,22 +48,23 @@ class ModelRequest(NamedTuple):
     digest: str
 
 
+@lru_cache(maxsize=256)
 def base_digest(agent: AgentSpec, menu: tuple[MenuEntry, ...]) -> str:
-    """Digest of the parts of every request of a run that do not change while it runs."""
+    """Digest of the parts of every request of a run that do not change while it runs. Cached: many runs share agent and menu."""
     digest = chain_digest(EMPTY_DIGEST, "turnlog request 1", agent.model, agent.model_settings, agent.instructions)
     for entry in menu:
-        digest = chain_digest(digest, entry.name, entry.description, entry.parameters, "text" if entry.takes_text else "json")
+        digest = chain_digest(
+            digest, entry.name, entry.description, entry.parameters, "text" if entry.takes_text else "json"
+        )
     return digest
 
 
 def message_digest(previous: str, message: TranscriptMessage) -> str:
     """The running digest after one more message."""
-    match message:
-        case UserMessage(text):
-            return chain_digest(previous, "user", text)
-        case AssistantMessage(text, calls):
-            parts = [part for call in calls for part in call]
-            return chain_digest(previous, "assistant", text, *parts)
-        case ToolMessage(provider_id, tool, content, failed):
-            return chain_digest(previous, "failed" if failed else "tool", provider_id, tool, content)
-    raise TypeError(f"no transcript message: {message!r}")
+    if isinstance(message, ToolMessage):
+        kind = "failed" if message.failed else "tool"
+        return chain_digest(previous, kind, message.provider_id, message.tool, message.content)
+    if isinstance(message, AssistantMessage):
+        parts = [part for call in message.calls for part in call]
+        return chain_digest(previous, "assistant", message.text, *parts)
+    return chain_digest(previous, "user", message.text)
