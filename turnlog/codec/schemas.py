@@ -47,6 +47,7 @@ NESTED: Final[dict[str, type]] = {
         *events.KINDS.values(),
         records.InputRef,
         records.Fence,
+        records.FencePlace,
         records.Snapshot,
         records.StartRun,
         records.SendInput,

@@ -16,14 +16,22 @@ class InputRef(NamedTuple):
     offset: int
 
 
+class FencePlace(NamedTuple):
+    """Where (offset) and when (ms) an earlier fence of the partition was written."""
+
+    offset: int
+    at: int
+
+
 class Fence(NamedTuple):
     """What an ownership says of itself when it opens. `topic_ids` by topic name; `positions` are the committed inbound
-    offsets of its moment, one InputRef per inbound topic."""
+    offsets of its moment, one InputRef per inbound topic; `earlier` fences are where the log may be cut (J14), oldest first."""
 
     owner: str
     topic_ids: tuple[tuple[str, str], ...]
     input_epoch: int
     positions: tuple[InputRef, ...]
+    earlier: tuple[FencePlace, ...] = ()
 
 
 class Snapshot(NamedTuple):
