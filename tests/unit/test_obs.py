@@ -43,6 +43,7 @@ def test_ready_means_every_condition_holds_and_live_means_every_heart_beats() ->
     clock = Clock()
     health = Health(clock)
     beat = health.heartbeat("poll", 5.0)
+    assert health.ready() == {"service": "starting"}
     condition = health.require("kafka")
     assert health.ready() == {"kafka": "starting"}
     condition.met()

@@ -83,6 +83,9 @@ class Health:
         return {name: reason for name, beat in list(self._heartbeats.items()) if (reason := beat.reason)}
 
     def ready(self) -> dict[str, str]:
-        """What speaks against being ready, by name; empty when ready. What is not alive is not ready."""
+        """What speaks against being ready, by name; empty when ready. What is not alive is not ready, and neither is a service
+        that has not named a condition yet: probes come before a start is through."""
+        if not self._conditions:
+            return {"service": "starting"}
         unmet = {name: reason for name, condition in list(self._conditions.items()) if (reason := condition.reason)}
         return {**unmet, **self.live()}

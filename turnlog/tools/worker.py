@@ -58,9 +58,11 @@ def run_worker(
     settings = settings or WorkerSettings()
     stop = stop or threading.Event()
     shown = observe("worker", settings)
+    hosts: list[_Host] = []
     try:
-        hosts = [_Host(toolset, settings, cluster or KafkaCluster(settings.kafka), shown, stop) for toolset in toolsets]
         with _signals(stop, hosts):
+            cluster = cluster or KafkaCluster(settings.kafka)
+            hosts += [_Host(toolset, settings, cluster, shown, stop) for toolset in toolsets]
             for host in hosts:
                 host.start()
             while not stop.wait(0.5):
@@ -82,6 +84,8 @@ class _Host:
         self._toolset, self._settings, self._cluster, self._shown, self._stop = toolset, settings, cluster, shown, stop
         self._topics = worker_topics(settings.topic_prefix, toolset.name)
         self._prepared = shown.health.require(f"prepared {toolset.name}", "making topics and announcing tools")
+        # Named now, so that there is no moment between the two in which everything seems to be met.
+        shown.health.require(f"worker {toolset.name}", "not prepared yet")
         self._worker: Worker | None = None
         self._thread = threading.Thread(target=self._run, name=f"worker {toolset.name}")
 
