@@ -114,3 +114,11 @@ def _start_problem(start: StartRun) -> str | None:
         if value is not None and value < 0:
             return f"{name} must not be negative"
     return None
+
+
+def traceparent_of(record: Received) -> str | None:
+    """The W3C trace context that came with a record, if it looks like one."""
+    for name, value in record.headers:
+        if name == "traceparent" and value is not None and len(value) == 55 and value.isascii():
+            return value.decode()
+    return None

@@ -5,7 +5,7 @@ Nothing here decides: it follows from events that count. Every effect holds the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 
 from services.loop import projections
@@ -20,6 +20,8 @@ from turnlog.kafka.fenced import Trail
 from turnlog.kafka.port import LogError, Received
 
 DEAD_LETTER_BYTES = 512 * 1024
+KEY_BYTES = HEADERS_BYTES = 64 * 1024
+"""What a dead letter keeps of a key and of headers: with the value and a second copy of the key it stays below a record's bound."""
 
 
 class _StepEffects:
@@ -49,7 +51,7 @@ class Effects:
     """See the module. One per ownership."""
 
     def __init__(
-        self, shell: Shell, index: int, unacked: Unacked, refused: Callable[[RunSlot, str, int, LogError], None],
+        self, shell: Shell, index: int, unacked: Unacked, refused: Callable[[RunSlot, str, int, LogError, Callable[[], None]], None],
         let_go: Callable[[RunSlot], None],
     ) -> None:  # fmt: skip
         self.unacked = unacked
@@ -82,6 +84,8 @@ class Effects:
         self._summary(slot, state, step, head, effects)
 
     def _request(self, slot: RunSlot, state: RunState, event: Event, effects: _StepEffects) -> None:
+        if event.turn != state.turn:
+            return
         call = state.calls[event.position or 0]
         if call.key != event.call_key or call.stage != REQUESTED or call.attempt != event.attempt:
             return
@@ -93,7 +97,7 @@ class Effects:
         headers = [("traceparent", state.traceparent.encode())] if state.traceparent else []
         s.outbox.send(
             state.menu[call.tool].topic, s.codec.encode(request), key.encode(), effects.add(), headers=headers,
-            refused=lambda problem: self._refused(slot, key, attempt, problem),
+            refused=lambda problem, done: self._refused(slot, key, attempt, problem, done),
         )  # fmt: skip
 
     def _ledger(self, entry: LedgerEntry, effects: _StepEffects) -> None:
@@ -109,8 +113,8 @@ class Effects:
     def _summary(self, slot: RunSlot, state: RunState, step: int, head: bytes, effects: _StepEffects) -> None:
         """At once when the run ended, stopped or waits; else with the next round, newest only."""
         if state.status != "running":
-            self._dirty_done(slot)
-            return self._publish(slot, state, step, head, effects.add())
+            self._publish(slot, state, step, head, effects.add())
+            return self._dirty_done(slot)
         if slot.dirty is None:
             slot.dirty = step
             effects.add()
@@ -144,19 +148,24 @@ class Effects:
 
     def send_again(self, slot: RunSlot, state: RunState, unsent: Sequence[Unsent], trail: Trail) -> None:
         """Effects of steps that may not have left: newest summary, ledger and outcomes as they were, requests only where unanswered."""
+        self.facts_again(slot, unsent)
+        if state.phase == "calls":
+            for offset, _, events in unsent:
+                effects = _StepEffects(self.unacked, slot, offset, self._let_go)
+                for event in events:
+                    if event.kind == "call_requested":
+                        self._request(slot, state, event, effects)
+        last = _StepEffects(self.unacked, slot, unsent[-1].offset, self._let_go)
+        self._publish(slot, state, trail.step, trail.digest, last.add())
+
+    def facts_again(self, slot: RunSlot, unsent: Sequence[Unsent]) -> None:
+        """Ledger entries and outcomes of steps, as they were."""
         for offset, step, events in unsent:
             effects = _StepEffects(self.unacked, slot, offset, self._let_go)
             for entry in projections.ledger_entries(slot.run_id, events, step):
                 self._ledger(entry, effects)
             for outcome in projections.command_outcomes(slot.run_id, events, step):
                 self._send_outcome(outcome, effects.add())
-            if state.phase == "calls":
-                for event in events:
-                    if event.kind == "call_requested" and event.turn == state.turn:
-                        self._request(slot, state, event, effects)
-        if not slot.in_flight:
-            last = _StepEffects(self.unacked, slot, unsent[-1].offset, self._let_go)
-            self._publish(slot, state, trail.step, trail.digest, last.add())
 
     # ------------------------------------------------------------ what belongs to no step
 
@@ -169,7 +178,7 @@ class Effects:
         s = self._shell
         Counters.count(s.counters.dead_letters, reason)
         letter = letter_of(record, reason, detail, "loop", s.now())
-        s.outbox.send(s.topics.dead_letters, s.codec.encode(letter), record.key, done)
+        s.outbox.send(s.topics.dead_letters, s.codec.encode(letter), letter.key, done)
 
     def tombstone(self, key: bytes) -> None:
         s = self._shell
@@ -177,10 +186,20 @@ class Effects:
 
 
 def letter_of(record: Received, reason: str, detail: str, service: str, now: int) -> DeadLetter:
-    """The dead letter of a record: value cut at 512 KiB, with the size and hash of the whole."""
-    value = record.value
+    """The dead letter of a record: value cut at 512 KiB, with the size and hash of the whole; key and headers are bounded too."""
+    value, key = record.value, record.key
     return DeadLetter(
-        InputRef(record.topic, record.partition, record.offset), reason, detail[:2_000], record.key,
+        InputRef(record.topic, record.partition, record.offset), reason, detail[:2_000], None if key is None else key[:KEY_BYTES],
         None if value is None else value[:DEAD_LETTER_BYTES], len(value or b""), sha256(value or b"").digest(),
-        tuple(Header(*header) for header in record.headers), service, now,
+        tuple(_bounded_headers(record)), service, now,
     )  # fmt: skip
+
+
+def _bounded_headers(record: Received) -> Iterator[Header]:
+    """The first headers, up to a bound of bytes together."""
+    left = HEADERS_BYTES
+    for name, value in record.headers:
+        left -= len(name) * 4 + len(value or b"")
+        if left < 0:
+            return
+        yield Header(name, value)

@@ -35,13 +35,21 @@ class KnownRuns:
         self._end = end
         self._next = start
         self._runs: dict[bytes, Known] = {}
+        self._unread: set[bytes] = set()
+        """Runs that ended here and whose last projection is acknowledged but not read back yet."""
 
     @property
     def streamed(self) -> bool:
         return self._next >= self._end
 
     def __contains__(self, run_id: str) -> bool:
-        return run_id.encode() in self._runs
+        key = run_id.encode()
+        return key in self._runs or key in self._unread
+
+    def ended(self, key: bytes) -> None:
+        """The run is no longer held: it is known from now on, although its projection has not been read back yet."""
+        if key not in self._runs:
+            self._unread.add(key)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -65,6 +73,7 @@ class KnownRuns:
         if known is not None and step < known.step:
             return known.offset
         self._runs[key] = Known(step, record.offset, ended_at)
+        self._unread.discard(key)
         return None
 
     def expired(self, before_ms: int, most: int = 1_000) -> list[bytes]:

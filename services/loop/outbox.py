@@ -14,6 +14,9 @@ from turnlog.kafka.port import Cluster, Delivered, Fatal, Headers, LogError, Pro
 _log = logging.getLogger(__name__)
 
 
+Refusing = Callable[[LogError, Callable[[], None]], None]
+
+
 class Unacked:
     """How many effects of each step (by its offset) are not acknowledged yet."""
 
@@ -47,7 +50,7 @@ class Sent:
 
     def __init__(
         self, outbox: Outbox, topic: str, value: bytes | None, key: bytes | None, partition: int | None, headers: Headers,
-        done: Callable[[], None], refused: Callable[[LogError], None] | None,
+        done: Callable[[], None], refused: Refusing | None,
     ) -> None:  # fmt: skip
         self._outbox = outbox
         self.topic = topic
@@ -62,7 +65,7 @@ class Sent:
         error = report.error
         if error is not None:
             return self._outbox.failed(self, error)
-        self._outbox.open.discard(self)
+        self._outbox.open.pop(self, None)
         self.done()
 
 
@@ -72,7 +75,8 @@ class Outbox:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._producer: Producer = cluster.producer("effects")
-        self.open: set[Sent] = set()
+        self.open: dict[Sent, None] = {}
+        """In the order of sending, so that what is sent again is sent in that order."""
         self._again: list[Sent] = []
         self._broken = False
         self.lost = 0
@@ -83,11 +87,12 @@ class Outbox:
 
     def send(
         self, topic: str, value: bytes | None, key: bytes | None, done: Callable[[], None], *, partition: int | None = None,
-        headers: Headers = (), refused: Callable[[LogError], None] | None = None,
+        headers: Headers = (), refused: Refusing | None = None,
     ) -> None:  # fmt: skip
-        """Send one effect; `done` runs once it is acknowledged, or refused for good (after `refused`, if given)."""
+        """Send one effect; `done` runs once it is acknowledged. Refused for good, it is `refused` that is
+        called instead, with `done` for when it has dealt with that; without it, `done`."""
         sent = Sent(self, topic, value, key, partition, headers, done, refused)
-        self.open.add(sent)
+        self.open[sent] = None
         self._produce(sent)
 
     def _produce(self, sent: Sent) -> None:
@@ -105,14 +110,12 @@ class Outbox:
     def failed(self, sent: Sent, error: LogError) -> None:
         """Sort a failure: refused for good is an outcome, a broken producer is replaced, anything else is sent again."""
         if isinstance(error, Refused):
-            self.open.discard(sent)
+            self.open.pop(sent, None)
             if sent.refused is not None:
-                sent.refused(error)
-            else:
-                self.lost += 1
-                _log.error("%s: refused for good: %s", sent.topic, error)
-            sent.done()
-            return
+                return sent.refused(error, sent.done)
+            self.lost += 1
+            _log.error("%s: refused for good: %s", sent.topic, error)
+            return sent.done()
         if isinstance(error, Fatal):
             self._broken = True
         self._again.append(sent)

@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 import logging
-import random
 from typing import Any
 
 from services.loop.arrivals import Arrival
 from services.loop.known_runs import KnownRuns
-from services.loop.positions import Progress, positions
+from services.loop.positions import Progress, committed, positions
 from services.loop.runs import RunSlot
 from services.loop.shell import Counters, Shell
 from services.loop.table import RunTable
@@ -22,14 +21,15 @@ from turnlog.codec import Unreadable
 from turnlog.core.records import Fence, InputRef, JournalRecord
 from turnlog.kafka.fenced import FenceMark, Pointer, last_fence_at_or_below
 from turnlog.kafka.jobs import LOADING
-from turnlog.kafka.opening import NO_TOKEN, Looked, Opening, Restored, inbound_starts
+from turnlog.kafka.opening import NO_TOKEN, FenceSays, Looked, Opening, Restored, inbound_starts
 from turnlog.kafka.ownership import End, Ownership, new_token
-from turnlog.kafka.port import LogError, Partition, Received
+from turnlog.kafka.port import LogError, Partition, Received, Retryable
 
 _log = logging.getLogger(__name__)
 
 ENDS_BEFORE_UNREADY = 5
 CUT_RETRY_S = 10.0
+NOT_OURS_RETRY_S = 1.0
 FENCES_KEPT = 128
 DAY_MS = 24 * 3_600_000
 
@@ -61,6 +61,14 @@ class PartitionOwner:
         self._trimmed_at = 0
         self._opened_at = 0
         self._reopening = False
+        self._epoch = 0
+        self._repairs: set[int] = set()
+        self._catching_up = self._until_known = False
+        self._late_wakes: list[tuple[str, int]] = []
+        self._cut_at = -1
+        """End of the journal that was seen before it was found cut (J15); -1 if it was not."""
+        self._doubtful = False
+        """A foreign fence was met: ask whether the partition is ours before the next fence (J7)."""
         self.restore_s = 0.0
 
     # ------------------------------------------------------------ opening
@@ -69,11 +77,19 @@ class PartitionOwner:
     def ready(self) -> bool:
         return self.stage == "live"
 
+    @property
+    def timely(self) -> bool:
+        """Timers may fire: what arrived before their time has been read."""
+        return self.stage == "live" and not self._catching_up
+
     def begin(self) -> None:
         """Open, or open again."""
         s = self.shell
         self.stage = "opening"
-        self._opening = Opening(self.index, s.topics.places, s.clients, s.writer, s.runner, self, s.clock)
+        doubt = self._doubtful
+        self._opening = Opening(
+            self.index, s.topics.places, s.clients, s.writer, s.runner, self, s.clock, confirm_first=doubt, least_end=self._cut_at
+        )
         self._opening.begin()
 
     def fence_value(self, token: bytes, looked: Looked) -> bytes:
@@ -83,6 +99,13 @@ class PartitionOwner:
         refs = tuple(InputRef(topic, self.index, offset) for topic, offset in sorted(starts.items()))
         return self._fence_record(token, looked.epoch, looked.ids, refs)
 
+    def read_fence(self, record: Received) -> FenceSays | None:
+        """What a fence says, or None."""
+        fence = self._decode_fence(record)
+        if fence is None:
+            return None
+        return FenceSays(fence.input_epoch, fence.topic_ids, tuple((ref.topic, ref.offset) for ref in fence.positions))
+
     def _fence_record(self, token: bytes, epoch: int, ids: tuple[tuple[str, str], ...], refs: tuple[InputRef, ...]) -> bytes:
         s = self.shell
         fence = Fence(s.owner_name, ids, epoch, refs)
@@ -90,12 +113,15 @@ class PartitionOwner:
         return s.codec.encode(record)
 
     def not_ours(self) -> None:
+        """Either the group's callback follows, or the member was in between and is asked again."""
         self._close("the group gave it to another member")
+        self._doubtful = True
+        self._retry_at = self.shell.clock() + NOT_OURS_RETRY_S
 
     def failed(self, reason: str, *, cut: bool) -> None:
         self._end_count()
         self._close(reason)
-        self._retry_at = self.shell.clock() + (CUT_RETRY_S if cut else random.uniform(0.2, 1.0))
+        self._retry_at = self.shell.clock() + (CUT_RETRY_S if cut else self.shell.random.uniform(0.2, 1.0))
         log = _log.error if cut else _log.warning
         log("partition %d is not open: %s%s", self.index, reason, "; see `turnlog topics adopt`" if cut else "")
 
@@ -103,23 +129,24 @@ class PartitionOwner:
         """The journal is read up to the own fence: take over the runs, begin to read."""
         s = self.shell
         self._opening = None
+        self._doubtful = False
+        self._cut_at = -1
         self._looked, self._restored = looked, restored
         self.restore_s = restored.seconds
-        last = self._read_previous_fence(restored)
+        last = self._decode_fence(restored.previous) if restored.previous is not None else None
         self._fences = self._known_fences(restored, last)
         self._ownership = s.writer.open(self.index, token, fence_offset, self)
         self._known = None
-        self.table = RunTable(self, s, self._ownership, looked.epoch, restored, self.dealt_with)
+        self._epoch = max(looked.epoch, last.input_epoch if last is not None else 0)  # a lost pointer must not open an old epoch again
+        self.table = RunTable(self, s, self._ownership, self._epoch, restored, self.dealt_with)
         starts = inbound_starts(looked, [(ref.topic, ref.offset) for ref in last.positions] if last else [])
         self._begin_inbound(starts)
 
-    def _read_previous_fence(self, restored: Restored) -> Fence | None:
-        if restored.previous is None:
-            return None
+    def _decode_fence(self, record: Received) -> Fence | None:
         try:
-            return self.shell.codec.decode(restored.previous.value, JournalRecord).opening
+            return self.shell.codec.decode(record.value, JournalRecord).opening
         except Unreadable as problem:
-            _log.warning("partition %d: the fence at offset %d is unreadable: %s", self.index, restored.previous.offset, problem)
+            _log.warning("partition %d: the fence at offset %d is unreadable: %s", self.index, record.offset, problem)
             return None
 
     def _known_fences(self, restored: Restored, last: Fence | None) -> list[FenceMark]:
@@ -128,12 +155,12 @@ class PartitionOwner:
 
     def _begin_inbound(self, starts: dict[str, int]) -> None:
         """Find the ends off the thread, then read everything from its start."""
-        s = self.shell
+        s, own = self.shell, self._ownership
         state = Partition(s.topics.run_state, self.index)
         wanted = [Partition(topic, self.index) for topic in starts]
 
         def done(ends: dict[Partition, tuple[int, int]] | None, error: BaseException | None) -> None:
-            if self.left or self.stage != "opening":
+            if self.left or self.stage != "opening" or self._ownership is not own or own is None:
                 return
             if ends is None:
                 return self.failed(f"inbound: {error}", cut=False)
@@ -179,16 +206,28 @@ class PartitionOwner:
             return
         wrong = self._known.take(record)
         if wrong is not None:
-            self._repair(wrong)
+            self._repairs.add(wrong)
+            self._repair()
 
-    def _repair(self, offset: int) -> None:
-        """Write an earlier projection again, byte for byte: an owner that slept wrote an older one over it (J13)."""
+    def _repair(self) -> None:
+        """Write earlier projections again, byte for byte: an owner that slept wrote older ones over them (J13)."""
+        own = self._ownership
+        if own is None or own.unsure:
+            return  # looked at again with the next tick
+        for offset in sorted(self._repairs):
+            self._repair_one(offset, own)
+        self._repairs.clear()
+
+    def _repair_one(self, offset: int, own: Ownership[Any]) -> None:
         s, where = self.shell, Partition(self.shell.topics.run_state, self.index)
-        if self._ownership is None or self._ownership.unsure:
-            return
 
         def done(records: list[Received] | None, error: BaseException | None) -> None:
-            if not records or self._ownership is None or self._ownership.ended is not None:
+            if self._ownership is not own:
+                return  # the next ownership reads the partition from its start
+            if own.unsure or isinstance(error, Retryable):
+                self._repairs.add(offset)
+                return
+            if not records:
                 _log.warning("partition %d: a projection could not be repaired: %s", self.index, error)
                 return
             good = records[0]
@@ -216,6 +255,10 @@ class PartitionOwner:
         if table is None or self.stage == "opening":
             return
         self._advance()
+        if self._repairs:
+            self._repair()
+        if self._catching_up:
+            self._fire_late()
         table.tick(live=self.stage == "live")
         now = self.shell.now()
         if now - self._committed_at >= self.shell.bounds.commit_every_ms:
@@ -234,29 +277,68 @@ class PartitionOwner:
             self.stage = "live"
             self.reason = ""
             self._ends = 0
-            table.go_live()
+            table.memory.go_live()
             _log.info("partition %d is live: %d open runs, restored in %.2f s", self.index, len(table.slots), self.restore_s)
+
+    def slept(self) -> None:
+        """The process stood still: what arrived before a deadline meanwhile counts, so timers wait for it (J16)."""
+        if self.stage != "live" or self._catching_up:
+            return
+        self._catching_up = True
+        s, progress = self.shell, self._progress
+        wanted = [each.partition for each in progress.values()]
+
+        def done(ends: dict[Partition, tuple[int, int]] | None, error: BaseException | None) -> None:
+            if self._progress is not progress:
+                return
+            for partition, (_, end) in (ends or {}).items():
+                progress[partition.topic].until = end
+            if error is not None:
+                _log.warning("partition %d: the inbound ends are not known: %s", self.index, error)
+            self._until_known = True
+
+        self._until_known = False
+        s.runner.submit(LOADING, lambda: s.clients.admin.ends(wanted), done)
+
+    def wake(self, run_id: str, due: int) -> None:
+        """A timer came due. While there is a backlog it has to wait."""
+        if self.table is None or self.stage != "live":
+            return  # all timers are set anew when the partition goes live
+        if self._catching_up:
+            self._late_wakes.append((run_id, due))
+        else:
+            self.table.wake(run_id, due)
+
+    def _fire_late(self) -> None:
+        """The backlog of a sleep has been read: now its timers."""
+        if self.table is None or not self._until_known or not all(p.caught_up for p in self._progress.values()):
+            return
+        self._catching_up = False
+        late, self._late_wakes = self._late_wakes, []
+        for run_id, due in late:
+            self.table.wake(run_id, due)
 
     def pointer(self) -> Pointer:
         """What the next commit says of the journal."""
         assert self._ownership is not None and self.table is not None and self._looked is not None and self._restored is not None
-        end = self._ownership.expected
-        floor, effects = self.table.floor(end)
         own = self._ownership
+        end = own.expected
+        floor, effects = self.table.memory.floor(own.told)
         token = own.token if floor > own.fence_offset else self._restored.fold.token_at(floor) or NO_TOKEN
-        return Pointer(floor, token, end, effects, self._looked.epoch, self._looked.ids)
+        return Pointer(floor, token, end, effects, self._epoch, self._looked.ids)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit the positions with the pointer. `wait`: before giving the partition up."""
-        if self._ownership is None or self._ownership.ended is not None or not self._progress or self._commit_under_way:
+        if self._ownership is None or self._ownership.ended is not None or not self._progress:
+            return
+        if self._commit_under_way and not wait:
             return
         pointer = self.pointer()
         now = self.shell.now()
-        if not wait and pointer == self._committed and all(p.position == p.committed for p in self._progress.values()):
-            return
         all_of_them = now - self._all_committed_at > DAY_MS
-        if all_of_them:
-            self._all_committed_at = now
+        moved = pointer != self._committed or any(p.position != p.committed for p in self._progress.values())
+        if not wait and not moved and not all_of_them:
+            return
         found = positions(self._progress, self.shell.topics.commands, pointer.encode(), all_of_them=all_of_them)
         consumer = self.shell.clients.consumer
         if wait:
@@ -266,10 +348,15 @@ class PartitionOwner:
                 _log.warning("partition %d: the last commit failed: %s", self.index, problem)
             return
         self._commit_under_way = True
+        progress = self._progress
 
         def done(error: LogError | None) -> None:
+            if self._progress is not progress:
+                return  # of an ownership that is over
             self._commit_under_way = False
             if error is None:
+                committed(progress, found)
+                self._all_committed_at = now if all_of_them else self._all_committed_at
                 self._committed = pointer
                 self._pointers = [*self._pointers[-1:], pointer]
             else:
@@ -283,7 +370,7 @@ class PartitionOwner:
         if now - self._trimmed_at < s.bounds.trim_every_ms or len(self._pointers) < 2 or self._restored is None or self.table is None:
             return
         self._trimmed_at = now
-        limit = min(self._pointers[-2].floor, self.table.oldest_base(self._pointers[-2].floor))
+        limit = min(self._pointers[-2].floor, self.table.memory.oldest_base(self._pointers[-2].floor))
         offset = last_fence_at_or_below(self._fences, limit, now - s.bounds.journal_keep_ms)
         if offset is not None and offset > self._restored.start:
             where = Partition(s.topics.journal, self.index)
@@ -325,7 +412,7 @@ class PartitionOwner:
             self._opened_at = now
             table.renewed(self._ownership)
 
-        value = self._fence_record(token, looked.epoch, looked.ids, refs)
+        value = self._fence_record(token, self._epoch, looked.ids, refs)
         self.shell.writer.append_fence(self.index, value, token, done)
 
     # ------------------------------------------------------------ acknowledgements and the end
@@ -340,11 +427,20 @@ class PartitionOwner:
         Counters.count(self.shell.counters.ownership_ends, end.name.lower())
         _log.warning("partition %d: ownership over (%s): %s", self.index, end.value, reason)
         self._end_count()
+        if end is End.CUT and self._ownership is not None and self._progress:
+            self._cut_at = self._ownership.expected
+            self._remember_cut()
+        self._doubtful = end is End.FOREIGN_FENCE
         self._close(reason)
         if end is End.CUT:
             self._retry_at = self.shell.clock() + CUT_RETRY_S
         else:
-            self._retry_at = self.shell.clock() + (random.uniform(0.2, 1.5) if end is End.FOREIGN_FENCE else 0.05)
+            self._retry_at = self.shell.clock() + (self.shell.random.uniform(0.2, 1.5) if self._doubtful else 0.05)
+
+    def _remember_cut(self) -> None:
+        """Leave a pointer that says how long the log was, so that no restart goes on without an operator (J15)."""
+        found = positions(self._progress, self.shell.topics.commands, self.pointer().encode(), all_of_them=False)
+        self.shell.clients.consumer.commit_soon(found)
 
     def cut(self, reason: str) -> None:
         """A consumer reports that its position is gone: the log was cut or made anew (J15)."""
@@ -368,7 +464,9 @@ class PartitionOwner:
         if self.table is not None:
             self.table.close()
             self.table = None
-        self._commit_under_way = self._reopening = False
+        self._commit_under_way = self._reopening = self._catching_up = False
+        self._late_wakes = []
+        self._repairs.clear()
         self._pointers = []
         self._committed = None
         consumer, reader = self.shell.clients.consumer, self.shell.clients.reader

@@ -46,5 +46,10 @@ def positions(progress: dict[str, Progress], ownership_topic: str, pointer: str,
             found[each.partition] = Position(at, pointer)
         elif all_of_them or at != each.committed:
             found[each.partition] = Position(at)
-        each.committed = at
     return found
+
+
+def committed(progress: dict[str, Progress], positions: dict[Partition, Position]) -> None:
+    """These positions were accepted."""
+    for partition, position in positions.items():
+        progress[partition.topic].committed = position.offset

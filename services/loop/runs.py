@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,8 @@ class Queued(NamedTuple):
     record: Received | None = None
     command_id: str = ""
     kind: str = ""
+    done: Callable[[], None] | None = None
+    """Called once the message is journaled, or came to nothing."""
 
 
 class Unsent(NamedTuple):
@@ -46,7 +48,7 @@ class RunSlot:
 
     __slots__ = (
         "run_id", "key", "trail", "state", "inbox", "in_flight", "loading", "asked", "ask", "seen", "unsent", "touched", "wake",
-        "dirty", "sent_at", "effects", "problem", "queued",
+        "dirty", "sent_at", "effects", "problem", "queued", "after",
     )  # fmt: skip
 
     def __init__(self, run_id: str, trail: Trail | None, state: RunState | None, now: int) -> None:
@@ -70,6 +72,8 @@ class RunSlot:
         """Effects of this run that are not acknowledged."""
         self.problem = trail.broken if trail is not None else ""
         self.queued = False
+        self.after: list[Callable[[], None]] = []
+        """To be called when the step in flight is valid."""
 
 
 class Blobs(Protocol):

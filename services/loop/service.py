@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from services.loop.owner import PartitionOwner
 from services.loop.shell import Shell
-from turnlog.kafka.port import Fatal, LogError, NotOwner, OffsetGone, Received
+from turnlog.kafka.port import Fatal, LogError, NotOwner, OffsetGone, Received, UnknownTopic
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ ASK_WAIT_S = 0.002
 IDLE_WAIT_S = 0.1
 STREAM_BATCH = 5_000
 DRAIN_S = 5.0
+STALL_S = 1.0
+"""A process that did nothing for this long slept: what arrived meanwhile is read before timers fire (J16)."""
 
 
 class InstanceTaken(Exception):
@@ -38,6 +40,7 @@ class LoopService:
         self._on_change = on_change
         self._stopping = False
         self._tick_at = 0.0
+        self._round_at = shell.clock()
 
     # ------------------------------------------------------------ the group's callbacks (inside consumer.poll)
 
@@ -66,6 +69,9 @@ class LoopService:
         """Follow the tables and join the group. Raises LogError."""
         s = self.shell
         found = s.clients.admin.topics([s.topics.agents, s.topics.manifests])
+        missing = sorted({s.topics.agents, s.topics.manifests} - set(found))
+        if missing:
+            raise UnknownTopic(f"topics do not exist: {', '.join(missing)}; create them with `turnlog topics create`")
         s.tables.begin({name: info.partitions for name, info in found.items()})
         s.clients.consumer.subscribe(s.topics.commands, self)
 
@@ -89,6 +95,7 @@ class LoopService:
     def round(self) -> None:
         """One turn of the loop; see the module."""
         s = self.shell
+        self._notice_stall(s.clock())
         for record in self._poll():
             owner = self.owners.get(record.partition)
             if owner is not None:
@@ -105,6 +112,12 @@ class LoopService:
             if owner.table is not None:
                 owner.table.pump_all()
         s.outbox.poll()
+
+    def _notice_stall(self, now: float) -> None:
+        if now - self._round_at > STALL_S:
+            for owner in self.owners.values():
+                owner.slept()
+        self._round_at = now
 
     def _poll(self) -> list[Received]:
         s = self.shell
@@ -156,8 +169,8 @@ class LoopService:
         while s.wakes and s.wakes[0][0] <= now:
             due, index, run_id = heapq.heappop(s.wakes)
             owner = self.owners.get(index)
-            if owner is not None and owner.ready and owner.table is not None:
-                owner.table.wake(run_id, due)
+            if owner is not None and owner.table is not None:
+                owner.wake(run_id, due)
 
     def _tick(self) -> None:
         s = self.shell
@@ -175,6 +188,8 @@ class LoopService:
         while True:
             try:
                 records = reader.poll(0.0, STREAM_BATCH)
+            except OffsetGone as problem:
+                return self._cut(problem)  # the index of known runs is not what it was
             except LogError as problem:
                 _log.warning("run-state: %s", problem)
                 return

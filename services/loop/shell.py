@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Literal
 
 from services.loop.arrivals import Reception
@@ -123,6 +124,8 @@ class Shell:
     clock: Callable[[], float]
     """Monotonic clock, seconds."""
     verify: VerifyMode = "park"
+    random: Random = field(default_factory=Random)
+    """For pauses that keep two owners from meeting again."""
     bounds: Bounds = field(default_factory=Bounds)
     counters: Counters = field(default_factory=Counters)
     mailbox: deque[Mail] = field(default_factory=deque)

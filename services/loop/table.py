@@ -12,11 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from services.loop.arrivals import Arrival, Reject
+from services.loop.arrivals import Arrival, Reject, traceparent_of
 from services.loop.effects import Effects
+from services.loop.memory import RunMemory
 from services.loop.outbox import Unacked
 from services.loop.projections import open_until
-from services.loop.runs import Loaded, Queued, RunSlot, load
+from services.loop.runs import Queued, RunSlot
 from services.loop.shell import Counters, Shell
 from turnlog.codec import Unencodable, Unreadable
 from turnlog.core.decide import advance
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-LIVE_CHUNK = 200
-"""Runs taken up per tick after a restore, so that polling goes on meanwhile."""
 BATCH_BYTES = 512 * 1024
 
 
@@ -72,19 +71,29 @@ class RunTable:
         """Arrivals for runs not known yet, in order: until the known runs are streamed, or a start can be resolved (J12)."""
         self.hold = False
         """Nothing is appended for the moment (a fence is about to be)."""
-        self.effects = Effects(shell, self.index, Unacked(), self._refused, self._let_go)
+        self.effects = Effects(shell, self.index, Unacked(), self._refused, self.let_go)
         self._owner = owner
         self._shell = shell
         self._ownership = ownership
         self._epoch = epoch
-        self._effects_mark = restored.effects
-        self._recent = restored.recent
-        self._written = restored.fold.mark
         self._dealt_with = dealt_with
-        self._takeup: list[RunSlot] = []
         self._held: list[RunSlot] = []
         self._asked_at: dict[str, int] = {}
-        self._parked_at = now
+        self.memory = RunMemory(self, shell, epoch, restored)
+
+    @property
+    def live(self) -> bool:
+        """Timers fire and effects are sent again: the backlog has been taken in."""
+        return self._owner.ready
+
+    @property
+    def token(self) -> bytes:
+        """The fence that records are written under now."""
+        return self._ownership.token
+
+    def cut(self, reason: str) -> None:
+        """The journal is not what it was (J15)."""
+        self._owner.cut(reason)
 
     # ------------------------------------------------------------ arrivals
 
@@ -109,8 +118,9 @@ class RunTable:
         s.counters.rerouted += 1
         headers = [*record.headers, ("rerouted", b"1")]
         s.outbox.send(
-            s.topics.commands, record.value, record.key, partial(self._dealt_with, record), partition=right, headers=headers
-        )
+            s.topics.commands, record.value, record.key, partial(self._dealt_with, record), partition=right, headers=headers,
+            refused=lambda problem, done: self.reject(Reject(record, "misrouted", f"it could not be sent on: {problem}")),
+        )  # fmt: skip
         return True
 
     def _queued(self, arrival: Arrival) -> Queued:
@@ -131,7 +141,7 @@ class RunTable:
         held, self._held = self._held, []
         for slot in held:
             slot.queued = False
-            self._pump(slot)
+            self.pump(slot)
 
     def _unknown(self, arrival: Arrival) -> None:
         """A run that is not open here: it ended, it never was, it starts now, or nobody can say yet."""
@@ -158,7 +168,7 @@ class RunTable:
     def _start(self, arrival: Arrival) -> None:
         assert arrival.start is not None
         s = self._shell
-        found = s.tables.resolve(arrival.command_id, arrival.start)
+        found = s.tables.resolve(arrival.command_id, arrival.start, traceparent_of(arrival.record))
         if isinstance(found, str):
             asked_at = self._asked_at.setdefault(arrival.run_id, s.now())
             if s.now() - asked_at < s.bounds.resolve_wait_ms or not s.tables.caught_up:
@@ -201,7 +211,7 @@ class RunTable:
                 self._shell.asks -= 1
             self._queue(slot, Queued(Message(self._shell.now(), body, turn, None, None, attempt)))
 
-    def _pump(self, slot: RunSlot) -> None:
+    def pump(self, slot: RunSlot) -> None:
         if slot.in_flight or slot.loading or not slot.inbox or self.slots.get(slot.run_id) is not slot:
             return
         if self.hold:
@@ -211,7 +221,7 @@ class RunTable:
         if slot.problem:
             return self._turn_away(slot)
         if slot.state is None:
-            return self._load(slot)
+            return self.memory.load(slot)
         self._decide(slot, slot.state, slot.inbox)
 
     def _decide(self, slot: RunSlot, state: RunState, inbox: list[Queued]) -> None:
@@ -233,8 +243,11 @@ class RunTable:
         if not events:
             if slot.inbox:
                 return self._decide(slot, state, slot.inbox)
+            if slot.trail is None:  # its start was refused: there is no such run
+                self.slots.pop(slot.run_id, None)
+                return
             if not slot.wake:
-                self._set_wake(slot, next_wake(state))  # a timer that came to nothing must not silence the next
+                self.set_wake(slot, next_wake(state))  # a timer that came to nothing must not silence the next
             return
         self._append_step(slot, state, draft, tuple(events), tuple(refs), tuple(records), inbox[:taken])
 
@@ -242,9 +255,12 @@ class RunTable:
         self, slot: RunSlot, draft: RunState, item: Queued, events: list[Event], refs: list[InputRef], records: list[Received]
     ) -> int:
         """One message; what it makes goes into the lists. Returns about how many bytes it adds."""
-        message, record, _, _ = item
+        message, record = item.message, item.record
         if record is None:
-            events.extend(advance(draft, message, self._shell.validate))
+            own = advance(draft, message, self._shell.validate)
+            events.extend(own)
+            if item.done is not None:
+                slot.after.append(item.done) if own else item.done()
             return 0
         if record.offset <= slot.seen.get(record.topic, -1):
             self._dealt_with(record)  # it stands in one of the run's own steps (J11)
@@ -252,7 +268,7 @@ class RunTable:
         try:
             made = advance(draft, message._replace(input=len(refs)), self._shell.validate)
         except CoreError as problem:
-            self.reject(Reject(record, "unknown_call", str(problem)))
+            self._undecidable(slot, item, record, problem)
             return 0
         if not made:
             self._nothing(slot, draft, item, record)
@@ -261,6 +277,12 @@ class RunTable:
         refs.append(InputRef(record.topic, record.partition, record.offset))
         records.append(record)
         return len(record.value or b"")
+
+    def _undecidable(self, slot: RunSlot, item: Queued, record: Received, problem: CoreError) -> None:
+        """The rules refuse the message itself: a result of nobody's call is a dead letter, a command has its outcome."""
+        if item.kind == "result":
+            return self.reject(Reject(record, "unknown_call", str(problem)))
+        self.effects.outcome(item.command_id, slot.run_id, item.kind, "refused", str(problem), partial(self._dealt_with, record))
 
     def _nothing(self, slot: RunSlot, draft: RunState, item: Queued, record: Received) -> None:
         """A repetition, or a command to a run that has ended."""
@@ -285,7 +307,7 @@ class RunTable:
         try:
             value = s.codec.encode(record)
         except Unencodable as problem:
-            return self._stop(slot, f"step {step} cannot be written: {problem}", items)
+            return self.stop(slot, f"step {step} cannot be written: {problem}", items)
         if len(value) > s.bounds.step_bytes:
             return self._too_large(slot, before, items, len(value))
         asks = model_due(draft)
@@ -299,12 +321,17 @@ class RunTable:
         if asks:
             self._ask(slot, draft)
 
+    def append_snapshot(self, slot: RunSlot, value: bytes, header: RecordHeader) -> bool:
+        """Append a snapshot; see `_append`."""
+        ticket = Ticket(slot, SNAPSHOT, b"", len(value), header.wake, header.end, (), ())
+        return self._append(slot, ticket, value, header, [])
+
     def _append(self, slot: RunSlot, ticket: Ticket, value: bytes, header: RecordHeader, items: list[Queued]) -> bool:
         """False if it could not be handed over: the run is stopped, or every ownership is over."""
         try:
             self._shell.writer.append(self._ownership, ticket, slot.key, value, header)
         except TooLarge as problem:
-            self._stop(slot, f"a record of {len(value)} bytes was refused: {problem}", items)
+            self.stop(slot, f"a record of {len(value)} bytes was refused: {problem}", items)
             return False
         except LogError as problem:
             self._shell.writer.renew(f"append: {problem}")
@@ -323,12 +350,17 @@ class RunTable:
         if isinstance(item.message.body, ModelAnswer):
             failure = ModelFailure("answer_too_large", f"the answer makes a step of {size} bytes", False)
             return self._decide_first(slot, before, [item._replace(message=item.message._replace(body=failure))])
-        self._stop(slot, f"a step of {size} bytes cannot be written (at most {self._shell.bounds.step_bytes})", items)
+        self.stop(slot, f"a step of {size} bytes cannot be written (at most {self._shell.bounds.step_bytes})", items)
 
     def _decide_first(self, slot: RunSlot, before: RunState, items: list[Queued]) -> None:
         rest = slot.inbox
         self._decide(slot, before, items)
         slot.inbox = [*slot.inbox, *rest]
+        if slot.problem:
+            self._turn_away(slot)
+        elif slot.inbox and not slot.in_flight and not slot.queued:
+            slot.queued = True
+            self._held.append(slot)
 
     def _ask(self, slot: RunSlot, state: RunState) -> None:
         """Call the model, once per turn and attempt; its reply is decided later, so the call need not wait for the append (J6)."""
@@ -348,34 +380,46 @@ class RunTable:
         """The record counts: keep its place, let its effects leave, go on."""
         slot = ticket.slot
         slot.in_flight = False
-        self._written += ticket.size
+        before = self.memory.written
+        self.memory.written = before + ticket.size
         if ticket.kind == SNAPSHOT:
-            if slot.trail is not None:
-                slot.trail.rebase(offset, ticket.size, self._written - ticket.size)
+            self._snapshot_valid(slot, ticket, offset, before)
         else:
-            self._step_valid(slot, ticket, offset)
+            self._step_valid(slot, ticket, offset, before)
+        if slot.unsent:
+            self.memory.send_again(slot)
         if slot.inbox:
-            self._pump(slot)
-        elif slot.state is not None and ticket.kind == STEP and self._snapshot_due(slot):
-            self._snapshot(slot)
+            self.pump(slot)
+        elif slot.state is not None and ticket.kind == STEP and self.memory.snapshot_due(slot):
+            self.memory.snapshot(slot)
 
-    def _step_valid(self, slot: RunSlot, ticket: Ticket, offset: int) -> None:
+    def _snapshot_valid(self, slot: RunSlot, ticket: Ticket, offset: int, mark: int) -> None:
+        if slot.trail is not None:
+            slot.trail.rebase(offset, ticket.size, mark)
+        if slot.state is not None and self.live:
+            self.take_up(slot)  # a timer that came due meanwhile found the run in flight
+
+    def _step_valid(self, slot: RunSlot, ticket: Ticket, offset: int, mark: int) -> None:
         s = self._shell
         trail = slot.trail
         if trail is None:
-            trail = slot.trail = Trail(0, ticket.digest, offset, ticket.size, self._written - ticket.size, ticket.wake, ticket.end)
+            trail = slot.trail = Trail(0, ticket.digest, offset, ticket.size, mark, ticket.wake, ticket.end)
         else:
             trail.add_step(offset, ticket.size, ticket.digest, ticket.wake, ticket.end)
         for record in ticket.records:
             slot.seen[record.topic] = record.offset
             self._dealt_with(record)
+        if slot.after:
+            after, slot.after = slot.after, []
+            for done in after:
+                done()
         s.counters.steps += 1
         s.counters.events += len(ticket.events)
         state = slot.state
         if state is None:
             return
         self.effects.leave(slot, state, ticket.events, trail.step, trail.digest, offset)
-        self._set_wake(slot, ticket.end if state.ended else next_wake(state))
+        self.set_wake(slot, ticket.end if state.ended else next_wake(state))
         if state.ended:
             self._ended(slot, state, ticket.events)
 
@@ -383,7 +427,7 @@ class RunTable:
         if events[-1].kind.startswith("run_"):
             Counters.count(self._shell.counters.runs_ended, state.status)
         self._cancel_ask(slot)
-        self._let_go(slot)
+        self.let_go(slot)
 
     def _cancel_ask(self, slot: RunSlot) -> None:
         if slot.ask is not None:
@@ -391,21 +435,25 @@ class RunTable:
             slot.ask = None
             self._shell.asks -= 1
 
-    def _let_go(self, slot: RunSlot) -> None:
+    def let_go(self, slot: RunSlot) -> None:
         """Forget a run that ended, once nothing can follow and all of its effects are acknowledged."""
         trail = slot.trail
         if trail is None or slot.in_flight or slot.effects or slot.inbox or slot.loading or slot.unsent:
             return
-        if trail.end == 0 or 0 < trail.end <= self._shell.now():
-            self.slots.pop(slot.run_id, None)
+        if (trail.end == 0 or 0 < trail.end <= self._shell.now()) and self.slots.pop(slot.run_id, None) is not None:
+            known = self._owner.known
+            if known is not None:
+                known.ended(slot.key)
 
-    def _refused(self, slot: RunSlot, call_key: str, attempt: int, problem: LogError) -> None:
-        """Kafka refused the request of a call for good: that is an outcome of the call (J13)."""
+    def _refused(self, slot: RunSlot, call_key: str, attempt: int, problem: LogError, done: Callable[[], None]) -> None:
+        """Kafka refused the request of a call for good: that is an outcome of the call (J13). Until it is journaled the request
+        counts as not acknowledged, else a crash here would leave the call to its deadline."""
         body = Refusal(f"{problem.code or 'refused'}: {problem}")
-        if self.slots.get(slot.run_id) is slot:
-            self._queue(slot, Queued(Message(self._shell.now(), body, None, None, call_key, attempt)))
+        if self.slots.get(slot.run_id) is not slot:
+            return done()
+        self._queue(slot, Queued(Message(self._shell.now(), body, None, None, call_key, attempt), done=done))
 
-    def _set_wake(self, slot: RunSlot, wake: int) -> None:
+    def set_wake(self, slot: RunSlot, wake: int) -> None:
         if wake and wake != slot.wake:
             heapq.heappush(self._shell.wakes, (wake, self.index, slot.run_id))
         slot.wake = wake
@@ -418,97 +466,43 @@ class RunTable:
         slot.wake = 0
         trail = slot.trail
         if trail is not None and trail.end > 0 and not slot.in_flight:
-            return self._let_go(slot)
-        self._take_up(slot)
+            return self.let_go(slot)
+        self.take_up(slot)
 
-    def _take_up(self, slot: RunSlot) -> None:
+    def take_up(self, slot: RunSlot) -> None:
         """Do what the state says must be under way: fire timers that are due, ask the model."""
         if slot.state is None:
-            if not slot.loading:
-                self._load(slot)
-            return
+            return self.memory.load(slot)
         if slot.in_flight:
             return  # looked at again when the step is valid
         now = self._shell.now()
-        for message in due_timers(slot.state, now):
+        for message in due_timers(slot.state, now) if self._owner.timely else ():
             self._queue(slot, Queued(message))
         if model_due(slot.state):
             self._ask(slot, slot.state)
         if not slot.inbox:
-            self._set_wake(slot, next_wake(slot.state))
+            self.set_wake(slot, next_wake(slot.state))
 
-    # ------------------------------------------------------------ memory: loading, parking, snapshots
+    # ------------------------------------------------------------ runs that stop
 
-    def _load(self, slot: RunSlot) -> None:
-        """Read a run's records and fold it; from the restore's own reading where they are still there."""
-        trail = slot.trail
-        assert trail is not None
-        self._shell.counters.loads += 1
-        offsets = trail.offsets
-        recent = [self._recent[offset] for offset in offsets if offset in self._recent]
-        if len(recent) == len(offsets):
-            try:
-                return self._loaded(slot, self._fold(slot, trail, recent), None)
-            except (CoreError, Unreadable) as problem:
-                return self._loaded(slot, None, problem)
-        slot.loading = True
-        where = Partition(self._shell.topics.journal, self.index)
-        reader = self._shell.clients.reader
-
-        def done(loaded: Loaded | None, error: BaseException | None) -> None:
-            slot.loading = False
-            if self.slots.get(slot.run_id) is slot:
-                self._loaded(slot, loaded, error)
-
-        self._shell.runner.submit(LOADING, lambda: self._fold(slot, trail, reader.read_at(where, offsets)), done)
-
-    def _fold(self, slot: RunSlot, trail: Trail, records: list[Received]) -> Loaded:
-        s = self._shell
-        return load(slot.run_id, trail, records, s.codec, s.validate, s.blobs, self._epoch, self._effects_mark)
-
-    def _loaded(self, slot: RunSlot, loaded: Loaded | None, error: BaseException | None) -> None:
-        if loaded is None:
-            if isinstance(error, CoreError | Unreadable):
-                return self._stop(slot, str(error), [])
-            _log.warning("run %s could not be loaded, trying again: %s", slot.run_id, error)
-            self._takeup.append(slot)
-            return
-        if loaded.divergence is not None and not self._go_on_diverged(slot, loaded):
-            return
-        slot.state = loaded.state
-        slot.seen = {**loaded.seen, **slot.seen}
-        slot.unsent = loaded.unsent
-        slot.touched = self._shell.now()
-        self._set_wake(slot, slot.trail.end if loaded.state.ended and slot.trail else next_wake(loaded.state))
-        if self._owner.ready:
-            self._send_again(slot)
-            self._take_up(slot)
-        if slot.inbox:
-            self._pump(slot)
-
-    def _go_on_diverged(self, slot: RunSlot, loaded: Loaded) -> bool:
-        self._shell.counters.divergences += 1
-        text = loaded.divergence.describe() if loaded.divergence is not None else ""
-        _log.error("%s", text)
-        if self._shell.verify == "warn":
-            return True
-        self._stop(slot, f"diverged: {text}", [])
-        return False
-
-    def _stop(self, slot: RunSlot, problem: str, items: list[Queued]) -> None:
+    def stop(self, slot: RunSlot, problem: str, items: list[Queued]) -> None:
         """Stop one run for good under this build, with a clear error; the partition goes on (J1)."""
         _log.error("run %s is stopped: %s", slot.run_id, problem)
         slot.problem = problem
         slot.inbox = [*items, *slot.inbox]
         slot.state = None
+        self._cancel_ask(slot)
         if slot.trail is None:
             self.slots.pop(slot.run_id, None)
+        self.memory.give_up(slot)
         self._turn_away(slot)
 
     def _turn_away(self, slot: RunSlot) -> None:
         """Messages for a stopped run: an outcome that says so, or a dead letter (which can be retried later)."""
         inbox, slot.inbox = slot.inbox, []
         for item in inbox:
+            if item.done is not None:
+                item.done()
             if item.record is None:
                 continue
             detail = f"run {slot.run_id} is stopped: {slot.problem[:500]}"
@@ -516,115 +510,17 @@ class RunTable:
                 self.effects.outcome(item.command_id, slot.run_id, item.kind, "refused", detail, lambda: None)
             self.reject(Reject(item.record, "run_stopped", detail))
 
-    def _snapshot_due(self, slot: RunSlot) -> bool:
-        trail = slot.trail
-        if trail is None or trail.end >= 0 or slot.in_flight:
-            return False
-        return trail.since_bytes > max(4 * trail.base_bytes, self._shell.bounds.snapshot_bytes)
-
-    def _snapshot(self, slot: RunSlot) -> None:
-        """Write the run's state as its new base (J8)."""
-        s, trail, state, own = self._shell, slot.trail, slot.state, self._ownership
-        if trail is None or state is None or self.hold:
-            return
-        text = to_json(state)
-        size = len(text)
-        data = Snapshot(text, None, size)
-        if size > s.bounds.blob_bytes:
-            data = Snapshot(None, s.blobs.put(text.encode()), size)  # durable before the record that names it
-        refs = tuple(InputRef(topic, self.index, offset) for topic, offset in sorted(slot.seen.items()))
-        record = JournalRecord(
-            SNAPSHOT, own.token, slot.run_id, trail.step, trail.digest, s.now(), s.build, state.rules, self._epoch, refs, (), None, data
-        )
-        value = s.codec.encode(record)
-        wake = s.now() if model_due(state) else next_wake(state)
-        header = RecordHeader(SNAPSHOT, own.token, trail.step, trail.digest, wake, trail.end)
-        if self._append(slot, Ticket(slot, SNAPSHOT, b"", len(value), wake, trail.end, (), ()), value, header, []):
-            s.counters.snapshots += 1
+    # ------------------------------------------------------------ time and the end
 
     def tick(self, *, live: bool) -> None:
-        """Timers of memory: late starts, summaries, parking, the floor, runs still to be taken up."""
+        """Late starts, summaries, and the timers of memory."""
         if self.waiting and self._owner.known is not None and self._owner.known.streamed:
             self.let_in()
         now = self._shell.now()
-        self.effects.publish_due(now)
-        if not live:
-            return
-        takeup, self._takeup = self._takeup[:LIVE_CHUNK], self._takeup[LIVE_CHUNK:]
-        for slot in takeup:
-            self._resume_slot(slot)
-        if now - self._parked_at >= self._shell.bounds.park_after_ms // 6:
-            self._parked_at = now
-            self._park(now)
-            self._move_floor()
-
-    def _park(self, now: int) -> None:
-        """Drop idle runs from memory: a trail is enough to come back (J10)."""
-        before = now - self._shell.bounds.park_after_ms
-        for slot in self.slots.values():
-            idle = slot.touched < before and not slot.in_flight and not slot.inbox and not slot.unsent
-            if idle and slot.state is not None and slot.effects == 0 and not model_due(slot.state) and slot.dirty is None:
-                slot.state = None
-        if len(self._recent):
-            self._recent.clear()
-
-    def _move_floor(self) -> None:
-        """Snapshot the run with the oldest base anew when the floor lies too far behind the end (J8)."""
-        open_slots = [slot for slot in self.slots.values() if slot.trail is not None and slot.trail.end < 0 and not slot.problem]
-        if not open_slots:
-            return
-        bases = sum(slot.trail.base_bytes for slot in open_slots if slot.trail)
-        far = max(self._shell.bounds.floor_bytes, 4 * bases)
-        for slot in sorted(open_slots, key=lambda each: each.trail.base if each.trail else 0)[:LIVE_CHUNK]:
-            if slot.trail is None or self._written - slot.trail.base_mark <= far:
-                return
-            if slot.state is None:
-                self._load(slot)
-            elif not slot.in_flight:
-                self._snapshot(slot)
-
-    # ------------------------------------------------------------ after a restore
-
-    def go_live(self) -> None:
-        """Timers may fire, effects of steps from the mark on are sent again where still needed (J9)."""
-        for slot in self.slots.values():
-            trail = slot.trail
-            if trail is not None and not slot.problem:
-                if trail.last >= self._effects_mark or slot.unsent:
-                    self._takeup.append(slot)
-                elif slot.wake:
-                    heapq.heappush(self._shell.wakes, (slot.wake, self.index, slot.run_id))
-
-    def _resume_slot(self, slot: RunSlot) -> None:
-        if self.slots.get(slot.run_id) is not slot or slot.problem:
-            return
-        if slot.state is None:
-            if not slot.loading:
-                self._load(slot)
-            return
-        self._send_again(slot)
-        self._take_up(slot)
-
-    def _send_again(self, slot: RunSlot) -> None:
-        if slot.unsent and slot.state is not None and slot.trail is not None:
-            unsent, slot.unsent = slot.unsent, []
-            self.effects.send_again(slot, slot.state, unsent, slot.trail)
-            self._let_go(slot)
-
-    # ------------------------------------------------------------ the floor and the end
-
-    def floor(self, end: int) -> tuple[int, int]:
-        """(floor, effects mark) for the pointer: the least base of all runs held, and the first step with an unacknowledged effect."""
-        effects = self.effects.unacked.least(end)
-        if self._takeup or not self._owner.ready:
-            effects = min(effects, self._effects_mark)
-        for slot in self.slots.values():
-            if slot.unsent:
-                effects = min(effects, slot.unsent[0].offset)
-        return min(self.oldest_base(end), effects), effects
-
-    def oldest_base(self, default: int) -> int:
-        return min((slot.trail.base for slot in self.slots.values() if slot.trail is not None), default=default)
+        if not self._ownership.unsure:
+            self.effects.publish_due(now)
+        if live:
+            self.memory.tick(now)
 
     def forget(self, keys: list[bytes]) -> None:
         """Tombstones for runs that ended long ago: their ids may be used again (J12)."""
@@ -642,7 +538,6 @@ class RunTable:
             self._cancel_ask(slot)
         self.slots = {}
         self.waiting = {}
-        self._takeup = []
         self._held = []
 
 

@@ -87,7 +87,7 @@ class Tables:
         except Unreadable as problem:
             self._reject(record, problem)
 
-    def resolve(self, command_id: str, start: StartRun) -> Start | str:
+    def resolve(self, command_id: str, start: StartRun, traceparent: str | None = None) -> Start | str:
         """The start with its agent and menu pinned, or why it cannot be: a sentence for whoever sent it."""
         agent = self._agents.get(start.agent)
         if agent is None:
@@ -99,7 +99,8 @@ class Tables:
         if isinstance(menu, str):
             return menu
         return Start(
-            command_id, agent, menu, (), start.input, start.labels, start.turn_limit, start.tool_call_budget, start.deadline_ms
+            command_id, agent, menu, (), start.input, start.labels, start.turn_limit, start.tool_call_budget, start.deadline_ms,
+            traceparent,
         )
 
     def _menu(self, agent: AgentSpec) -> tuple[MenuEntry, ...] | str:

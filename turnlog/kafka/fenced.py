@@ -65,6 +65,11 @@ def header_of(headers: Headers) -> RecordHeader | None:
         return None
 
 
+def value_digest(value: bytes) -> bytes:
+    """SHA-256 of a record's exact value bytes: what the next step's `prev` names."""
+    return sha256(value).digest()
+
+
 class Verdict(Enum):
     """What a record is to a reader that has followed the partition so far."""
 

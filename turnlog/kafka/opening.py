@@ -2,7 +2,8 @@
 
     look      committed positions and pointer, bounds, topic ids; J15: is the log still the one the pointer speaks of?
     fence     append the fence, learn its offset
-    confirm   a commit is accepted and the partition is assigned to this member before and after
+    confirm   a commit is accepted and the partition is assigned to this member before and after; also before the fence where a
+              foreign fence was met, so that who lost the partition does not void its new owner's steps (J7)
     restore   read the journal from the floor to the own fence, and say of every record what it is
 """
 
@@ -10,10 +11,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from turnlog.kafka.fenced import PartitionFold, Pointer, Verdict
+from turnlog.kafka.fenced import FENCE, PartitionFold, Pointer, Verdict, header_of
 from turnlog.kafka.jobs import OPENING, Runner
 from turnlog.kafka.ownership import FencedWriter, new_token
 from turnlog.kafka.port import (
@@ -48,9 +49,21 @@ class Places(NamedTuple):
         return (self.journal, *self.inbound)
 
 
+class FenceSays(NamedTuple):
+    """What the last fence of the journal says: input epoch, topic ids, inbound positions of its moment."""
+
+    epoch: int
+    ids: tuple[tuple[str, str], ...]
+    positions: tuple[tuple[str, int], ...]
+
+
+ReadFence = Callable[[Received], FenceSays | None]
+"""Decodes a fence; None for one that cannot be read. Called off the poll thread."""
+
+
 class Looked(NamedTuple):
-    """What was found before the fence. `positions`: where to begin reading each inbound topic (None: no position is known, the last
-    fence's count). `start`, `end`: bounds of the journal."""
+    """What was found before the fence. `positions`: where to begin reading each inbound topic (None: no position is known).
+    `start`, `end`: bounds of the journal. Where the pointer is lost, epoch and positions are those of the last fence."""
 
     pointer: Pointer | None
     positions: dict[str, int | None]
@@ -58,10 +71,7 @@ class Looked(NamedTuple):
     start: int
     end: int
     ids: tuple[tuple[str, str], ...]
-
-    @property
-    def epoch(self) -> int:
-        return self.pointer.epoch if self.pointer else 0
+    epoch: int = 0
 
 
 class Restored(NamedTuple):
@@ -77,37 +87,66 @@ class Restored(NamedTuple):
     previous: Received | None
 
 
-def look(consumer: Consumer, admin: Admin, places: Places, index: int) -> Looked:
-    """Read positions, pointer, bounds and ids, and hold them against each other. Raises LogCut, Retryable, UnknownTopic."""
+def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, least_end: int = -1) -> Looked:
+    """Read positions, pointer, bounds and ids, and hold them against each other. `least_end`: the journal is known to have ended
+    there once. Raises LogCut, Retryable, UnknownTopic.
+
+    Without a pointer (offsets expire, and go with their topic) the journal's last fence is looked for, which reads it whole.
+    """
     inbound = [Partition(topic, index) for topic in places.inbound]
-    committed = consumer.committed(inbound)
+    committed = clients.consumer.committed(inbound)
+    ids = _topic_ids(clients.admin, places)
+    bounds = clients.admin.ends([Partition(topic, index) for topic in places.all])
+    journal = Partition(places.journal, index)
+    start, end = bounds[journal]
+    position = committed.get(Partition(places.ownership, index))
+    pointer = Pointer.decode(position.metadata) if position is not None else None
+    last = _last_fence(clients.reader, journal, start, end, read_fence) if pointer is None else None
+    known = pointer or last
+    if end < max(least_end, pointer.end if pointer is not None else 0):
+        raise LogCut(f"{journal.topic}[{index}] ends at {end}, but it ended at {max(least_end, pointer.end if pointer else 0)} before")
+    _check_ids(known.ids if known is not None else (), dict(ids))
+    positions = _positions(committed, inbound, dict(last.positions) if last is not None else {}, bounds)
+    starts = {topic: bounds[Partition(topic, index)][0] for topic in places.inbound}
+    return Looked(pointer, positions, starts, start, end, ids, known.epoch if known is not None else 0)
+
+
+def _topic_ids(admin: Admin, places: Places) -> tuple[tuple[str, str], ...]:
     found = admin.topics(list(places.all))
     missing = [topic for topic in places.all if topic not in found]
     if missing:
         raise UnknownTopic(f"topics do not exist: {', '.join(missing)}; create them with `turnlog topics create`")
-    ids = tuple(sorted((topic, info.topic_id[:ID_CHARS]) for topic, info in found.items()))
-    bounds = admin.ends([Partition(topic, index) for topic in places.all])
-    start, end = bounds[Partition(places.journal, index)]
-    position = committed.get(Partition(places.ownership, index))
-    pointer = Pointer.decode(position.metadata) if position is not None else None
-    if pointer is not None:
-        _check_pointer(pointer, places, index, end, dict(ids))
+    return tuple(sorted((topic, info.topic_id[:ID_CHARS]) for topic, info in found.items()))
+
+
+def _check_ids(known: tuple[tuple[str, str], ...], ids: dict[str, str]) -> None:
+    anew = [topic for topic, before in known if topic in ids and ids[topic] != before]
+    if anew:
+        raise LogCut(f"topics were made anew since this partition was open: {', '.join(sorted(anew))}")
+
+
+def _positions(
+    committed: Mapping[Partition, Position | None], inbound: Sequence[Partition], fence: Mapping[str, int],
+    bounds: Mapping[Partition, tuple[int, int]],
+) -> dict[str, int | None]:  # fmt: skip
+    """Per inbound topic the committed position, else the last fence's. Raises LogCut where the topic ends below it."""
     positions: dict[str, int | None] = {}
     for partition in inbound:
         at = committed.get(partition)
-        positions[partition.topic] = None if at is None else at.offset
-        if at is not None and bounds[partition][1] < at.offset:
-            raise LogCut(f"{partition.topic}[{index}] ends at {bounds[partition][1]}, below its committed offset {at.offset}")
-    starts = {topic: bounds[Partition(topic, index)][0] for topic in places.inbound}
-    return Looked(pointer, positions, starts, start, end, ids)
+        known = positions[partition.topic] = fence.get(partition.topic) if at is None else at.offset
+        if known is not None and bounds[partition][1] < known:
+            raise LogCut(f"{partition.topic}[{partition.index}] ends at {bounds[partition][1]}, below its known position {known}")
+    return positions
 
 
-def _check_pointer(pointer: Pointer, places: Places, index: int, end: int, ids: dict[str, str]) -> None:
-    if end < pointer.end:
-        raise LogCut(f"{places.journal}[{index}] ends at {end}, but it ended at {pointer.end} before")
-    anew = [topic for topic, known in pointer.ids if topic in ids and ids[topic] != known]
-    if anew:
-        raise LogCut(f"topics were made anew since the last pointer: {', '.join(sorted(anew))}")
+def _last_fence(reader: Reader, journal: Partition, start: int, end: int, read_fence: ReadFence) -> FenceSays | None:
+    last: Received | None = None
+    for batch in reader.read(journal, start, end, timeout_s=3_600.0):
+        for record in batch:
+            header = header_of(record.headers)
+            if header is not None and header.kind == FENCE:
+                last = record
+    return read_fence(last) if last is not None else None
 
 
 def confirm(consumer: Consumer, places: Places, index: int, position: Position) -> bool:
@@ -133,7 +172,7 @@ def restore(reader: Reader, journal: Partition, looked: Looked, fence_offset: in
     recent = _Recent(RECENT_BYTES)
     valid = 0
     previous: Received | None = None
-    for batch in reader.read(journal, start, fence_offset + 1, timeout_s=3_600.0):
+    for batch in _read_untrimmed(reader, journal, start, fence_offset + 1):
         for record in batch:
             if record.offset == fence_offset:
                 previous = fold.last_fence
@@ -144,6 +183,16 @@ def restore(reader: Reader, journal: Partition, looked: Looked, fence_offset: in
     if fold.token != token:
         raise LogCut(f"{journal.topic}[{journal.index}]: the own fence at offset {fence_offset} was not found when read back")
     return Restored(fold, recent.records, effects, valid, time.monotonic() - began, looked.start, previous)
+
+
+def _read_untrimmed(reader: Reader, journal: Partition, start: int, end: int) -> Iterator[list[Received]]:
+    """The owner before may have trimmed the log since it was looked at: that is no cut, and looking again helps."""
+    try:
+        yield from reader.read(journal, start, end, timeout_s=3_600.0)
+    except OffsetGone as problem:
+        if reader.bounds(journal)[0] > start:
+            raise Retryable(f"trimmed while it was read: {problem}") from problem
+        raise
 
 
 class _Recent:
@@ -165,6 +214,9 @@ class _Recent:
 class Opener(Protocol):
     """Who opens. Called on the poll thread."""
 
+    def read_fence(self, record: Received) -> FenceSays | None:
+        """See `ReadFence`; may run on another thread."""
+
     def fence_value(self, token: bytes, looked: Looked) -> bytes: ...
     def opened(self, token: bytes, fence_offset: int, looked: Looked, restored: Restored) -> None: ...
     def not_ours(self) -> None: ...
@@ -184,8 +236,9 @@ class Opening:
     """One attempt to open partition `index`. `give_up` makes whatever still comes back count for nothing."""
 
     def __init__(
-        self, index: int, places: Places, clients: Clients, writer: FencedWriter, runner: Runner, opener: Opener, clock: Callable[[], float]
-    ) -> None:
+        self, index: int, places: Places, clients: Clients, writer: FencedWriter, runner: Runner, opener: Opener,
+        clock: Callable[[], float], *, confirm_first: bool = False, least_end: int = -1,
+    ) -> None:  # fmt: skip
         self.index = index
         self.stage = "look"
         self._places = places
@@ -200,10 +253,12 @@ class Opening:
         self._token = new_token()
         self._looked: Looked | None = None
         self._fence_offset = -1
+        self._confirm_first = confirm_first
+        self._least_end = least_end
 
     def begin(self) -> None:
-        c = self._clients
-        self._job(lambda: look(c.consumer, c.admin, self._places, self.index), self._on_looked)
+        c, opener = self._clients, self._opener
+        self._job(lambda: look(c, self._places, self.index, opener.read_fence, self._least_end), self._on_looked)
 
     def give_up(self) -> None:
         self._given_up = True
@@ -234,6 +289,12 @@ class Opening:
 
     def _on_looked(self, looked: Looked) -> None:
         self._looked = looked
+        if self._confirm_first:
+            self._begin_confirm()
+        else:
+            self._fence(looked)
+
+    def _fence(self, looked: Looked) -> None:
         self.stage = "fence"
         self._writer.append_fence(self.index, self._opener.fence_value(self._token, looked), self._token, self._on_fence)
 
@@ -243,6 +304,9 @@ class Opening:
         if offset is None or self._looked is None:
             return self._opener.failed(f"fence: {error or 'its fate is unknown'}", cut=False)
         self._fence_offset = offset
+        self._begin_confirm()
+
+    def _begin_confirm(self) -> None:
         self.stage = "confirm"
         self._confirm_until = self._clock() + CONFIRM_S
         self._confirm()
@@ -264,6 +328,8 @@ class Opening:
             return self._opener.not_ours()
         looked = self._looked
         assert looked is not None
+        if self._fence_offset < 0:
+            return self._fence(looked)
         self.stage = "restore"
         journal = Partition(self._places.journal, self.index)
         offset, token = self._fence_offset, self._token

@@ -84,6 +84,12 @@ class Ownership(Generic[T]):
         """A gap is being read: nothing of the partition may be released."""
         return self._gap is not None
 
+    @property
+    def told(self) -> int:
+        """Everything below is known: records of this ownership that lie there were told valid. Behind it, while unsure, may be some
+        that are acknowledged only."""
+        return self._gap[0] if self._gap is not None else self.expected
+
     def acknowledged(self, ticket: T, report: Delivered) -> None:
         """One delivery report, in the order of the appends."""
         self.in_flight -= 1
@@ -149,7 +155,7 @@ class FencedWriter:
         self._producer: Producer = cluster.producer("journal")
         self._life = 0
         self._reports: deque[tuple[int, Any, Delivered]] = deque()
-        self._ownerships: set[Ownership[Any]] = set()
+        self._ownerships: dict[Ownership[Any], None] = {}
         self.renewed = 0
 
     def __len__(self) -> int:
@@ -166,7 +172,7 @@ class FencedWriter:
     def open(self, index: int, token: bytes, fence_offset: int, owner: Owner[T]) -> Ownership[T]:
         """The ownership that the acknowledged fence opened."""
         ownership = Ownership(Partition(self.topic, index), token, fence_offset, owner, self._read_gap)
-        self._ownerships.add(ownership)
+        self._ownerships[ownership] = None
         return ownership
 
     def append(self, ownership: Ownership[T], ticket: T, key: bytes, value: bytes, header: RecordHeader) -> None:
@@ -227,13 +233,13 @@ class FencedWriter:
         self.renewed += 1
         old, self._producer = self._producer, self._cluster.producer("journal")
         old.close()
-        ended, self._ownerships = self._ownerships, set()
+        ended, self._ownerships = self._ownerships, {}
         for ownership in ended:
             ownership.end(End.PRODUCER, reason)
 
     def leave(self, ownership: Ownership[Any]) -> None:
         """The owner gives the partition up; reports that still come are for nobody."""
-        self._ownerships.discard(ownership)
+        self._ownerships.pop(ownership, None)
         ownership.end(End.LEFT, "left")
 
     def flush(self, timeout_s: float) -> int:
