@@ -265,6 +265,9 @@ class RunTable:
         if record.offset <= slot.seen.get(record.topic, -1):
             self._dealt_with(record)  # it stands in one of the run's own steps (J11)
             return 0
+        if message.body is None:  # a start for a run that exists: it was not even resolved
+            self._nothing(slot, draft, item, record)
+            return 0
         try:
             made = advance(draft, message._replace(input=len(refs)), self._shell.validate)
         except CoreError as problem:
