@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from inspect import getdoc
 from typing import Annotated
@@ -97,8 +96,6 @@ def run_app(arguments: list[str], here: Session | None = None) -> int:
         app(args=arguments, prog_name="turnlog", obj=here)  # always ends by SystemExit; wrong usage and Ctrl-C are told by typer
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Exit.DONE
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
         return _tell(error)
     return Exit.DONE

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from turnlog.journal.timeline import clean
-
-_PIPE_WIDTH = 200
 
 STYLES = {
     "succeeded": "green", "failed": "red", "cancelled": "yellow", "stopped": "yellow", "running": "cyan", "waiting": "magenta",
@@ -37,10 +36,21 @@ def reflow(text: str) -> str:
     return re.sub(r"\[(?!bold\]|/\])", r"\\[", "\n\n".join(joined))
 
 
+def leave_quietly() -> NoReturn:
+    """Whoever read our output has seen enough (`| head`): end well, and let nothing complain at the last flush."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        leave_quietly()
+
+
 def console(stderr: bool = False) -> Console:
-    """A console on what standard output is now; wide enough for scripts where it is no terminal."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=not stream.isatty())
+    """A console on what standard output is now; lines are never broken where it is no terminal."""
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return _Console(stderr=stderr, highlight=False, soft_wrap=not terminal)
 
 
 def say(text: str = "") -> None:
@@ -55,22 +65,35 @@ def note(text: str) -> None:
 
 def emit(value: Any) -> None:
     """One JSON value on one line. ASCII only, so nothing in it can harm a terminal, and a lone surrogate survives."""
-    sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        leave_quietly()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table. Cells are cleaned and never taken for markup; a status is coloured."""
+    """A plain table, one line a row where it goes to no terminal. Cells are cleaned and never taken for markup."""
+    cells = [[_clean_cell(value) for value in row] for row in rows]
+    shown_on = console()
+    if not shown_on.is_terminal:
+        widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+        for row in (list(columns), *cells):
+            say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         shown.add_column(column, overflow="fold")
-    for row in rows:
-        shown.add_row(*(_cell(value) for value in row))
-    console().print(shown)
+    for row in cells:
+        shown.add_row(*map(_styled, row))
+    shown_on.print(shown)
 
 
-def _cell(value: object) -> str:
-    text = clean("" if value is None else str(value), 2_000)
+def _clean_cell(value: object) -> str:
+    return clean("" if value is None else str(value), 2_000)
+
+
+def _styled(text: str) -> str:
     style = STYLES.get(text)
     return f"[{style}]{text}[/]" if style else escape(text)
 
