@@ -5,11 +5,13 @@
 
 import argparse
 import json
+import logging
 import os
+import re
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ class Report:
     truth: str = "file"
     seconds: float = 0.0
     kills: dict[str, int] = field(default_factory=dict)
+    unasked_restarts: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -103,36 +106,51 @@ def load(runs: Path, truth: Path | None, only: Sequence[str] = ()) -> Script:
     return Script(chosen, truths, truth is None)
 
 
-def play(script: Script, plan: Plan, options: argparse.Namespace, tell: "Teller") -> Report:
-    """Puts the system up, plays everything, takes the system down, and compares. Raises LocalError, ModelFailed."""
+def play(
+    script: Script,
+    plan: Plan,
+    options: argparse.Namespace,
+    tell: "Teller",
+    afterwards: Callable[[System], None] = lambda _: None,
+) -> Report:
+    """Puts the system up, plays everything, compares, and takes the system down. `afterwards` is called before it goes down.
+
+    Raises LocalError, ModelFailed.
+    """
     report = Report(options.play, len(script.recordings), truth="derived" if script.derived else "file")
     with stage(plan, tell.line) as system:
         began = time.monotonic()
-        played, report.kills = _converse(system, script, options, tell)
+        played, chaos = _converse(system, script, options, tell)
         report.seconds = round(time.monotonic() - began, 3)
         report.finished = sum(not one.problem for one in played)
         report.problems = [f"{one.run_id}: {one.problem}" for one in played if one.problem]
         _judge(report, system, script, plan)
+        afterwards(system)
     return report
 
 
 def _converse(
     system: System, script: Script, options: argparse.Namespace, tell: "Teller"
-) -> tuple[list[Played], dict[str, int]]:
+) -> tuple[list[Played], Chaos | None]:
     settings = Settings()
     cluster, codec, prefix = connected(system.bootstrap, settings)
     publish(agents_for(script.recordings), cluster, codec, prefix)
     with Client(cluster, codec, prefix, name="airline-retail") as client:
         driver = Driver(
-            client, options.play, concurrency=options.concurrency, timeout_s=options.timeout, progress=tell.played
+            client,
+            options.play,
+            concurrency=options.concurrency,
+            timeout_s=options.timeout,
+            progress=tell.played,
+            check=system.check,
         )
         if options.chaos is None:
-            return driver.play(script.recordings), {}
+            return driver.play(script.recordings), None
         with Chaos(system, options.chaos, tell.line) as chaos:
             played = driver.play(script.recordings)
         if chaos.failure is not None:
             raise chaos.failure
-        return played, dict(chaos.kills)
+        return played, chaos
 
 
 def _judge(report: Report, system: System, script: Script, plan: Plan) -> None:
@@ -187,11 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 all finished and equal, 1 something is not, 2 wrong arguments, 3 the system could not be put up."""
     options = _parser().parse_args(arguments)
     try:
+        if options.runs is None:
+            options.runs, options.truth = DATA_DIR / "sample.jsonl", options.truth or DATA_DIR / "sample_truth.jsonl"
         script = load(options.runs, options.truth, options.only)
     except (BadRecording, OSError) as error:
         print(f"play: {error}", file=sys.stderr)
         return 2
     tell = Teller(len(script.recordings), options.quiet)
+    _log_to(options.state / "logs" / "play.log")
     try:
         with stopping_on_signals():
             report = play(script, _plan(options), options, tell)
@@ -208,6 +229,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report.good else 1
 
 
+def _log_to(path: Path) -> None:
+    """What the client's libraries say goes to a file: the terminal is for progress."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=path, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
 def _plan(options: argparse.Namespace) -> Plan:
     latency = options.latency or (CHAOS_LATENCY if options.chaos is not None else "0")
     return Plan(
@@ -217,6 +244,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         loops=options.loops,
         workers=options.workers,
         look_up=not options.no_look_up,
+        restart=options.chaos is not None,
         model_options=("--latency", latency, *options.model_option),
     )
 
@@ -236,6 +264,12 @@ def _show(report: Report, as_json: bool) -> None:
     print("everything is as recorded" if report.good else f"NOT as recorded ({len(report.problems)} problems)")
 
 
+def _play_id(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", text):
+        raise argparse.ArgumentTypeError("a play id has 1 to 40 of A-Z a-z 0-9 _ -")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="./dev play",
@@ -244,14 +278,20 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("runs", type=Path, nargs="?", default=DATA_DIR / "sample.jsonl", metavar="RUNS.jsonl", help="recordings")
+    add("runs", type=Path, nargs="?", metavar="RUNS.jsonl", help="recordings (default: a sample of six)")
     add("--truth", type=Path, metavar="TRUTH.jsonl", help="what their tools must give; else executed directly")
     add("--only", action="append", default=[], metavar="ID", help="play this recording only; may be repeated")
     add("--chaos", type=int, metavar="SEED", help="kill -9 loop, worker and broker at moments drawn from the seed")
     add("--json", action="store_true", help="print one JSON object as the last line")
     add("--quiet", action="store_true", help="no progress")
     add("--state", type=Path, default=Path(".turnlog/play"), help="state directory (default: %(default)s)")
-    add("--play", default=f"p{int(time.time()):x}{os.getpid():x}", metavar="ID", help="play id, new for each play")
+    add(
+        "--play",
+        type=_play_id,
+        default=f"p{int(time.time()):x}{os.getpid():x}",
+        metavar="ID",
+        help="play id, new for each play",
+    )
     add("--concurrency", type=int, default=32, help="conversations at once (default: %(default)s)")
     add("--loops", type=int, default=1, help="loop processes (default: %(default)s)")
     add("--workers", type=int, default=1, help="tool worker processes (default: %(default)s)")

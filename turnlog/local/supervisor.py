@@ -103,11 +103,16 @@ class System:
     def bootstrap(self) -> str:
         return self.env[BOOTSTRAP_VARIABLE]
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The whole environment of a process that shall work with this system, such as a `turnlog` command."""
+        return child_environment(self.env)
+
     def add(self, *specs: ServiceSpec) -> None:
         """Start more services, all at once, and wait until each is ready. Raises ChildFailed."""
         logs = self.state_dir / "logs"
         logs.mkdir(exist_ok=True)
-        added = [Service(spec, logs, child_environment(self.env)) for spec in specs]
+        added = [Service(spec, logs, self.environment) for spec in specs]
         for service in added:
             if service.name in self._services:
                 raise ValueError(f"there is a service {service.name} already")
