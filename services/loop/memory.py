@@ -141,6 +141,7 @@ class RunMemory:
             return
         slot.state = loaded.state
         slot.seen = {**loaded.seen, **slot.seen}
+        slot.inputs = loaded.inputs
         slot.touched = self._shell.now()
         table.set_wake(slot, slot.trail.end if loaded.state.ended and slot.trail else next_wake(loaded.state))
         self.send_again(slot)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from services.loop.arrivals import Arrival
@@ -18,8 +19,8 @@ from services.loop.runs import RunSlot
 from services.loop.shell import Counters, Shell
 from services.loop.table import RunTable
 from turnlog.codec import Unreadable
-from turnlog.core.records import Fence, InputRef, JournalRecord
-from turnlog.kafka.fenced import FenceMark, Pointer, last_fence_at_or_below
+from turnlog.core.records import Fence, FencePlace, InputRef, JournalRecord
+from turnlog.kafka.fenced import FenceMark, Pointer, last_fence_at_or_below, thinned
 from turnlog.kafka.jobs import LOADING
 from turnlog.kafka.opening import NO_TOKEN, FenceSays, Looked, Opening, Restored, inbound_starts
 from turnlog.kafka.ownership import End, Ownership, new_token
@@ -30,7 +31,8 @@ _log = logging.getLogger(__name__)
 ENDS_BEFORE_UNREADY = 5
 CUT_RETRY_S = 10.0
 NOT_OURS_RETRY_S = 1.0
-FENCES_KEPT = 128
+FENCES_KEPT = 100
+"""Fences that an opening one names, besides the newest: one per hundredth of what is kept."""
 DAY_MS = 24 * 3_600_000
 
 
@@ -92,23 +94,40 @@ class PartitionOwner:
         )
         self._opening.begin()
 
+    def refuses(self, looked: Looked) -> str | None:
+        """A blob directory of this host alone is of no use to a partition that another host owned (J8)."""
+        s = self.shell
+        there, here = looked.last_owner.partition("/")[0], s.owner_name.partition("/")[0]
+        if s.blobs_shared or not there or there == here:
+            return None
+        return (
+            f"host {there} owned this partition, and the blob directory is this host's ({here}) alone: put it on a file system that all "
+            "hosts share and set TURNLOG_BLOBS_SHARED=true"
+        )
+
     def fence_value(self, token: bytes, looked: Looked) -> bytes:
         """The record that opens an ownership."""
         s = self.shell
         starts = inbound_starts(looked, ())
         refs = tuple(InputRef(topic, self.index, offset) for topic, offset in sorted(starts.items()))
-        return self._fence_record(token, looked.epoch, looked.ids, refs)
+        return self._fence_record(token, looked.epoch, looked.ids, refs, looked.fences)
 
     def read_fence(self, record: Received) -> FenceSays | None:
         """What a fence says, or None."""
         fence = self._decode_fence(record)
         if fence is None:
             return None
-        return FenceSays(fence.input_epoch, fence.topic_ids, tuple((ref.topic, ref.offset) for ref in fence.positions))
+        positions = tuple((ref.topic, ref.offset) for ref in fence.positions)
+        fences = (*((at.offset, at.at) for at in fence.earlier), (record.offset, record.timestamp_ms))
+        return FenceSays(fence.input_epoch, fence.topic_ids, positions, fences, fence.owner)
 
-    def _fence_record(self, token: bytes, epoch: int, ids: tuple[tuple[str, str], ...], refs: tuple[InputRef, ...]) -> bytes:
+    def _fence_record(
+        self, token: bytes, epoch: int, ids: tuple[tuple[str, str], ...], refs: tuple[InputRef, ...],
+        fences: Sequence[tuple[int, int]],
+    ) -> bytes:  # fmt: skip
         s = self.shell
-        fence = Fence(s.owner_name, ids, epoch, refs)
+        earlier = tuple(FencePlace(*fence) for fence in thinned(fences, s.bounds.journal_keep_ms // FENCES_KEPT))
+        fence = Fence(s.owner_name, ids, epoch, refs, earlier)
         record = JournalRecord("fence", token, "", -1, None, s.now(), s.build, 0, epoch, (), (), fence)
         return s.codec.encode(record)
 
@@ -123,7 +142,7 @@ class PartitionOwner:
         self._close(reason)
         self._retry_at = self.shell.clock() + (CUT_RETRY_S if cut else self.shell.random.uniform(0.2, 1.0))
         log = _log.error if cut else _log.warning
-        log("partition %d is not open: %s%s", self.index, reason, "; see `turnlog topics adopt`" if cut else "")
+        log("partition %d is not open: %s", self.index, reason)
 
     def opened(self, token: bytes, fence_offset: int, looked: Looked, restored: Restored) -> None:
         """The journal is read up to the own fence: take over the runs, begin to read."""
@@ -134,7 +153,7 @@ class PartitionOwner:
         self._looked, self._restored = looked, restored
         self.restore_s = restored.seconds
         last = self._decode_fence(restored.previous) if restored.previous is not None else None
-        self._fences = self._known_fences(restored, last)
+        self._fences = _known_fences(restored, looked)
         self._ownership = s.writer.open(self.index, token, fence_offset, self)
         self._known = None
         self._epoch = max(looked.epoch, last.input_epoch if last is not None else 0)  # a lost pointer must not open an old epoch again
@@ -148,10 +167,6 @@ class PartitionOwner:
         except Unreadable as problem:
             _log.warning("partition %d: the fence at offset %d is unreadable: %s", self.index, record.offset, problem)
             return None
-
-    def _known_fences(self, restored: Restored, last: Fence | None) -> list[FenceMark]:
-        met = {fence.offset: fence for fence in restored.fold.fences}
-        return [met[offset] for offset in sorted(met) if offset >= restored.start]
 
     def _begin_inbound(self, starts: dict[str, int]) -> None:
         """Find the ends off the thread, then read everything from its start."""
@@ -325,7 +340,7 @@ class PartitionOwner:
         end = own.expected
         floor, effects = self.table.memory.floor(own.told)
         token = own.token if floor > own.fence_offset else self._restored.fold.token_at(floor) or NO_TOKEN
-        return Pointer(floor, token, end, effects, self._epoch, self._looked.ids)
+        return Pointer(floor, token, end, effects, self._epoch, self._looked.ids, own.fence_offset)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit the positions with the pointer. `wait`: before giving the partition up."""
@@ -412,7 +427,7 @@ class PartitionOwner:
             self._opened_at = now
             table.renewed(self._ownership)
 
-        value = self._fence_record(token, self._epoch, looked.ids, refs)
+        value = self._fence_record(token, self._epoch, looked.ids, refs, [(fence.offset, fence.at) for fence in self._fences])
         self.shell.writer.append_fence(self.index, value, token, done)
 
     # ------------------------------------------------------------ acknowledgements and the end
@@ -487,3 +502,10 @@ class PartitionOwner:
 
     def slot(self, run_id: str) -> RunSlot | None:
         return self.table.slots.get(run_id) if self.table is not None else None
+
+
+def _known_fences(restored: Restored, looked: Looked) -> list[FenceMark]:
+    """The fences that the last owner named and those that were met, in order."""
+    known = {offset: FenceMark(offset, at, b"") for offset, at in looked.fences}
+    known |= {fence.offset: fence for fence in restored.fold.fences}
+    return [known[offset] for offset in sorted(known) if offset >= restored.start]

@@ -48,7 +48,7 @@ class RunSlot:
 
     __slots__ = (
         "run_id", "key", "trail", "state", "inbox", "in_flight", "loading", "asked", "ask", "seen", "unsent", "touched", "wake",
-        "dirty", "sent_at", "effects", "problem", "queued", "after",
+        "dirty", "sent_at", "effects", "problem", "queued", "after", "inputs",
     )  # fmt: skip
 
     def __init__(self, run_id: str, trail: Trail | None, state: RunState | None, now: int) -> None:
@@ -72,6 +72,8 @@ class RunSlot:
         """Effects of this run that are not acknowledged."""
         self.problem = trail.broken if trail is not None else ""
         self.queued = False
+        self.inputs: frozenset[tuple[str, int]] = frozenset()
+        """Topic and offset of what stands in the steps that the run was loaded from, in this input epoch."""
         self.after: list[Callable[[], None]] = []
         """To be called when the step in flight is valid."""
 
@@ -90,6 +92,8 @@ class Loaded(NamedTuple):
     seen: dict[str, int]
     unsent: list[Unsent]
     divergence: Divergence | None
+    inputs: frozenset[tuple[str, int]]
+    """What stands in the steps since the base; `seen` has what came before it too."""
 
 
 def load(
@@ -102,6 +106,7 @@ def load(
     state: RunState | None = None
     digest: bytes | None = None
     seen: dict[str, int] = {}
+    inputs: set[tuple[str, int]] = set()
     unsent: list[Unsent] = []
     divergence: Divergence | None = None
     for record in records:
@@ -120,10 +125,11 @@ def load(
                 unsent.append(Unsent(record.offset, entry.step, entry.events))
         if entry.input_epoch == epoch:
             for ref in entry.inputs:
+                inputs.add((ref.topic, ref.offset))
                 seen[ref.topic] = max(ref.offset, seen.get(ref.topic, -1))
     if state is None or digest != trail.digest:
         raise BadHistory(f"run {run_id}: the records read do not end at its last step {trail.step}")
-    return Loaded(state, seen, unsent, divergence)
+    return Loaded(state, seen, unsent, divergence, frozenset(inputs))
 
 
 def _begin(entry: JournalRecord, state: RunState | None, digest: bytes | None) -> RunState:

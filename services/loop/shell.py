@@ -123,6 +123,8 @@ class Shell:
     """Wall clock, ms since the epoch."""
     clock: Callable[[], float]
     """Monotonic clock, seconds."""
+    blobs_shared: bool = True
+    """Every host of the group reaches the same blobs."""
     verify: VerifyMode = "park"
     random: Random = field(default_factory=Random)
     """For pauses that keep two owners from meeting again."""

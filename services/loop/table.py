@@ -20,7 +20,7 @@ from services.loop.projections import open_until
 from services.loop.runs import Queued, RunSlot
 from services.loop.shell import Counters, Shell
 from turnlog.codec import Unencodable, Unreadable
-from turnlog.core.decide import advance
+from turnlog.core.decide import advance, decide
 from turnlog.core.errors import CoreError
 from turnlog.core.events import Event, Message, ModelAnswer, ModelFailure, Refusal
 from turnlog.core.pending import due_timers, model_due, model_request, next_wake
@@ -263,7 +263,7 @@ class RunTable:
                 slot.after.append(item.done) if own else item.done()
             return 0
         if record.offset <= slot.seen.get(record.topic, -1):
-            self._dealt_with(record)  # it stands in one of the run's own steps (J11)
+            self._passed(slot, draft, item, record)
             return 0
         if message.body is None:  # a start for a run that exists: it was not even resolved
             self._nothing(slot, draft, item, record)
@@ -280,6 +280,20 @@ class RunTable:
         refs.append(InputRef(record.topic, record.partition, record.offset))
         records.append(record)
         return len(record.value or b"")
+
+    def _passed(self, slot: RunSlot, draft: RunState, item: Queued, record: Received) -> None:
+        """A record at or below the run's last input, delivered again after a restore (J11). It stands in one of the run's steps, or
+        it made no event and the word about it may have been lost with the last owner: that is said again."""
+        if (record.topic, record.offset) in slot.inputs:
+            return self._dealt_with(record)
+        try:
+            known = item.message.body is None or not decide(draft, item.message, self._shell.validate)
+        except CoreError as problem:
+            return self._undecidable(slot, item, record, problem)
+        if known or item.kind == "result":
+            return self._nothing(slot, draft, item, record)
+        reason = "this command was taken already"  # so long ago that the run does not remember its id
+        self.effects.outcome(item.command_id, slot.run_id, item.kind, "duplicate", reason, partial(self._dealt_with, record))
 
     def _undecidable(self, slot: RunSlot, item: Queued, record: Received, problem: CoreError) -> None:
         """The rules refuse the message itself: a result of nobody's call is a dead letter, a command has its outcome."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from turnlog.codec import Codec, Unreadable
+from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable, Unreadable
 from turnlog.core.agents import AgentSpec, MenuEntry
 from turnlog.core.events import Start
 from turnlog.core.limits import utf8_size
-from turnlog.core.records import StartRun, ToolManifest
+from turnlog.core.records import StartRun, ToolManifest, ToolRequest
 from turnlog.kafka.port import LogError, Partition, Reader, Received
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Tables:
         self._behind: dict[Partition, int] = {}
         self._resolved: dict[tuple[AgentSpec, int], tuple[MenuEntry, ...] | str] = {}
         self._version = 0
+        self._announced: set[str] = set()
 
     def begin(self, partitions: dict[str, int]) -> None:
         """Start to follow; `partitions` by topic. Raises LogError."""
@@ -83,9 +84,21 @@ class Tables:
             if record.value is None:
                 self._tools.get(toolset, {}).pop(tool, None)
             else:
-                self._tools.setdefault(toolset, {})[tool] = self._codec.decode(record.value, ToolManifest)
+                manifest = self._codec.decode(record.value, ToolManifest)
+                self._tools.setdefault(toolset, {})[tool] = manifest
+                self._announce(manifest.topic)
         except Unreadable as problem:
             self._reject(record, problem)
+
+    def _announce(self, topic: str) -> None:
+        """Requests to this topic carry the registry's id from now on; where it cannot be asked, the file's, which Turnlog reads as well."""
+        if topic in self._announced:
+            return
+        self._announced.add(topic)
+        try:
+            self._codec.announce(topic, ToolRequest)
+        except (RegistryUnavailable, RegistryRefused) as problem:
+            _log.warning("requests to %s keep the file's schema id: %s", topic, problem)
 
     def resolve(self, command_id: str, start: StartRun, traceparent: str | None = None) -> Start | str:
         """The start with its agent and menu pinned, or why it cannot be: a sentence for whoever sent it."""

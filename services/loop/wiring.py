@@ -100,7 +100,7 @@ def make_shell(
         topics=topics, partitions=partitions, owner_name=f"{socket.gethostname()}/{name}", build=settings.build, codec=codec,
         reception=Reception(codec, tokens), tokens=tokens, tables=tables, outbox=outbox,
         writer=FencedWriter(cluster, topics.journal, read_gap), clients=clients, runner=runner, providers=providers,
-        blobs=DirectoryBlobs(blob_directory(settings)), validate=check_arguments, now=now, clock=time.monotonic,
+        blobs=DirectoryBlobs(blob_directory(settings)), blobs_shared=settings.blobs_shared, validate=check_arguments, now=now, clock=time.monotonic,
         verify=settings.verify, bounds=bounds_of(settings), counters=counters,
     )  # fmt: skip
 

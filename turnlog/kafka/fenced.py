@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import NamedTuple
@@ -251,6 +251,7 @@ class Pointer(NamedTuple):
     effects  effects of steps before this offset are acknowledged
     epoch    input epoch (J15)
     ids      topic ids, first 8 characters each, by topic
+    fence    offset of the fence that was in force when this was written; -1 if not known
     """
 
     floor: int
@@ -259,11 +260,12 @@ class Pointer(NamedTuple):
     effects: int
     epoch: int
     ids: tuple[tuple[str, str], ...]
+    fence: int = -1
 
     def encode(self) -> str:
         body = {
             "v": 1, "floor": self.floor, "token": self.token.hex(), "end": self.end, "effects": self.effects,
-            "epoch": self.epoch, "ids": dict(self.ids),
+            "epoch": self.epoch, "ids": dict(self.ids), "fence": self.fence,
         }  # fmt: skip
         return json.dumps(body, separators=(",", ":"))
 
@@ -276,8 +278,9 @@ class Pointer(NamedTuple):
                 return None
             ids = tuple(sorted((str(k), str(v)) for k, v in body["ids"].items()))
             return Pointer(
-                int(body["floor"]), bytes.fromhex(body["token"]), int(body["end"]), int(body["effects"]), int(body["epoch"]), ids
-            )
+                int(body["floor"]), bytes.fromhex(body["token"]), int(body["end"]), int(body["effects"]), int(body["epoch"]), ids,
+                int(body.get("fence", -1)),
+            )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -285,3 +288,13 @@ class Pointer(NamedTuple):
 def last_fence_at_or_below(fences: Iterable[FenceMark], offset: int, before_ms: int) -> int | None:
     """Where the log may be cut (J14): the last fence at or below `offset` that was written before `before_ms`; None if none."""
     return max((fence.offset for fence in fences if fence.offset <= offset and fence.at <= before_ms), default=None)
+
+
+def thinned(fences: Sequence[tuple[int, int]], every_ms: int, newest: int = 8) -> list[tuple[int, int]]:
+    """Of (offset, ms) in order: the newest, and before those one per `every_ms`: enough to cut a log by age, however often it was
+    opened."""
+    kept: list[tuple[int, int]] = []
+    for place, fence in enumerate(fences):
+        if place >= len(fences) - newest or not kept or fence[1] - kept[-1][1] >= every_ms:
+            kept.append(fence)
+    return kept

@@ -50,11 +50,14 @@ class Places(NamedTuple):
 
 
 class FenceSays(NamedTuple):
-    """What the last fence of the journal says: input epoch, topic ids, inbound positions of its moment."""
+    """What the last fence of the journal says: input epoch, topic ids, inbound positions of its moment, and (offset, ms) of the
+    fences up to itself, oldest first."""
 
     epoch: int
     ids: tuple[tuple[str, str], ...]
     positions: tuple[tuple[str, int], ...]
+    fences: tuple[tuple[int, int], ...] = ()
+    owner: str = ""
 
 
 ReadFence = Callable[[Received], FenceSays | None]
@@ -63,7 +66,8 @@ ReadFence = Callable[[Received], FenceSays | None]
 
 class Looked(NamedTuple):
     """What was found before the fence. `positions`: where to begin reading each inbound topic (None: no position is known).
-    `start`, `end`: bounds of the journal. Where the pointer is lost, epoch and positions are those of the last fence."""
+    `start`, `end`: bounds of the journal. Where the pointer is lost, epoch and positions are those of the last fence. `fences`: what
+    is known of earlier ones (J14)."""
 
     pointer: Pointer | None
     positions: dict[str, int | None]
@@ -72,6 +76,8 @@ class Looked(NamedTuple):
     end: int
     ids: tuple[tuple[str, str], ...]
     epoch: int = 0
+    fences: tuple[tuple[int, int], ...] = ()
+    last_owner: str = ""
 
 
 class Restored(NamedTuple):
@@ -103,12 +109,14 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
     pointer = Pointer.decode(position.metadata) if position is not None else None
     last = _last_fence(clients.reader, journal, start, end, read_fence) if pointer is None else None
     known = pointer or last
+    named = _named_fence(clients.reader, journal, start, pointer, read_fence) if pointer is not None else last
     if end < max(least_end, pointer.end if pointer is not None else 0):
         raise LogCut(f"{journal.topic}[{index}] ends at {end}, but it ended at {max(least_end, pointer.end if pointer else 0)} before")
     _check_ids(known.ids if known is not None else (), dict(ids))
     positions = _positions(committed, inbound, dict(last.positions) if last is not None else {}, bounds)
     starts = {topic: bounds[Partition(topic, index)][0] for topic in places.inbound}
-    return Looked(pointer, positions, starts, start, end, ids, known.epoch if known is not None else 0)
+    fences = tuple(fence for fence in named.fences if fence[0] >= start) if named is not None else ()
+    return Looked(pointer, positions, starts, start, end, ids, known.epoch if known is not None else 0, fences, named.owner if named else "")
 
 
 def _topic_ids(admin: Admin, places: Places) -> tuple[tuple[str, str], ...]:
@@ -147,6 +155,16 @@ def _last_fence(reader: Reader, journal: Partition, start: int, end: int, read_f
             if header is not None and header.kind == FENCE:
                 last = record
     return read_fence(last) if last is not None else None
+
+
+def _named_fence(reader: Reader, journal: Partition, start: int, pointer: Pointer, read_fence: ReadFence) -> FenceSays | None:
+    """The fence that the pointer names; None where it was trimmed (then the restore meets all there are)."""
+    if pointer.fence < start:
+        return None
+    try:
+        return read_fence(reader.read_at(journal, [pointer.fence])[0])
+    except OffsetGone:
+        return None
 
 
 def confirm(consumer: Consumer, places: Places, index: int, position: Position) -> bool:
@@ -217,11 +235,14 @@ class Opener(Protocol):
     def read_fence(self, record: Received) -> FenceSays | None:
         """See `ReadFence`; may run on another thread."""
 
+    def refuses(self, looked: Looked) -> str | None:
+        """Why this process must not open the partition, before anything is appended; None if it may."""
+
     def fence_value(self, token: bytes, looked: Looked) -> bytes: ...
     def opened(self, token: bytes, fence_offset: int, looked: Looked, restored: Restored) -> None: ...
     def not_ours(self) -> None: ...
     def failed(self, reason: str, *, cut: bool) -> None:
-        """It did not work; the caller decides when to try again. `cut`: not before an operator has looked."""
+        """It did not work; the caller decides when to try again. `cut`: not soon, an operator must do something first."""
 
 
 class Clients(NamedTuple):
@@ -285,10 +306,14 @@ class Opening:
             return
         if not isinstance(error, LogError | LogCut):
             _log.error("opening partition %d failed at %s", self.index, self.stage, exc_info=error)
-        self._opener.failed(f"{self.stage}: {error}", cut=isinstance(error, LogCut | OffsetGone))
+        cut = isinstance(error, LogCut | OffsetGone)
+        self._opener.failed(f"{self.stage}: {error}" + ("; see `turnlog topics adopt`" if cut else ""), cut=cut)
 
     def _on_looked(self, looked: Looked) -> None:
         self._looked = looked
+        refused = self._opener.refuses(looked)
+        if refused is not None:
+            return self._opener.failed(refused, cut=True)
         if self._confirm_first:
             self._begin_confirm()
         else:
