@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 from confluent_kafka.admin import NewTopic as LibraryNewTopic  # type: ignore[attr-defined]
 
-from turnlog.kafka.consumer import position_of
+from turnlog.kafka.consumer import first_error, position_of
 from turnlog.kafka.errors import translated
 from turnlog.kafka.port import LogError, NewTopic, Partition, Position, Retryable, TopicInfo, UnknownTopic
 
@@ -149,12 +149,16 @@ class KafkaAdmin:
             for at, future in futures.items()
         }
 
-    def group_positions(self, group: str, partitions: Sequence[Partition]) -> dict[Partition, Position | None]:
+    def group_positions(
+        self, group: str, partitions: Sequence[Partition], *, timeout_s: float = REQUEST_S
+    ) -> dict[Partition, Position | None]:
         if not partitions:
             return {}
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.index) for p in partitions])
-        (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=REQUEST_S).values()
-        answers = _result(future, f"positions of {group}").topic_partitions
+        (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=timeout_s).values()
+        answers = _result(future, f"positions of {group}", timeout_s).topic_partitions
+        if (problem := first_error(answers, f"positions of {group}")) is not None:
+            raise problem
         return {Partition(a.topic, a.partition): position_of(a) for a in answers}
 
     def reset_positions(self, group: str, positions: Mapping[Partition, Position]) -> None:
@@ -164,9 +168,9 @@ class KafkaAdmin:
         offsets = [TopicPartition(p.topic, p.index, at.offset, at.metadata) for p, at in positions.items()]
         asked = [ConsumerGroupTopicPartitions(group, offsets)]
         (future,) = self._client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S).values()
-        for answer in _result(future, f"reset positions of {group}").topic_partitions:
-            if answer.error is not None:
-                raise translated(KafkaException(answer.error), f"reset positions of {group}")
+        answers = _result(future, f"reset positions of {group}").topic_partitions
+        if (problem := first_error(answers, f"reset positions of {group}")) is not None:
+            raise problem
 
     # --- cluster
 

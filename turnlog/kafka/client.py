@@ -10,11 +10,12 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 
 from turnlog.kafka.admin import KafkaAdmin
 from turnlog.kafka.consumer import KafkaConsumer
-from turnlog.kafka.port import Refused
+from turnlog.kafka.port import Partition, Position, Refused
 from turnlog.kafka.producer import KafkaProducer
 from turnlog.kafka.reader import KafkaReader
 
@@ -120,6 +121,8 @@ class KafkaCluster:
         _refuse_weakened(config)
         self._given: Mapping[str, Property] = dict(config)
         self._log = logging.getLogger("turnlog.kafka.librdkafka")
+        self._shared_admin: KafkaAdmin | None = None
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"KafkaCluster({', '.join(sorted(self._given))})"
@@ -135,7 +138,15 @@ class KafkaCluster:
         if instance_id is not None:
             fixed["group.instance.id"] = instance_id
         config = self._config({**READING_DEFAULTS, **MEMBER_DEFAULTS}, fixed, _PRODUCER_ONLY, instance_id or group)
-        return KafkaConsumer(config, group)
+        return KafkaConsumer(config, group, self._positions)
+
+    def _positions(
+        self, group: str, partitions: Sequence[Partition], timeout_s: float
+    ) -> dict[Partition, Position | None]:
+        """Committed positions for consumers, by one admin client that all of them share."""
+        with self._lock:
+            self._shared_admin = self._shared_admin or self.admin()
+        return self._shared_admin.group_positions(group, partitions, timeout_s=timeout_s)
 
     def reader(self, name: str) -> KafkaReader:
         """A reader outside any group. `name` stands where the library insists on a group id; nothing is ever committed under it."""

@@ -8,6 +8,9 @@ What a real cluster taught us (tests/integration/test_kafka_rebalance.py holds e
   collected and goes out in that one call, together with the subscribed topic's partition.
 - A topic the client never heard of costs 1.0 to 1.5 s until its first record (the library scans for unknown topics once a
   second); asked for by name beforehand it costs 4 ms. So `add` asks once per topic.
+- The library lets one thread at a time into a consumer (confluent-kafka 2.16): a call of another thread waits, asleep, for the poll that is
+  under way to end, and beside a thread that polls again at once it may wait for ever (300 commits beside a loop of 10 ms polls: stuck
+  within the first 20). So commits of other threads are handed to the polling one, and positions are asked of an admin client.
 - A static member that closes stays in the group: its partitions wait for it until the session ends. One that unsubscribes
   first does leave: the others have its partitions after one heartbeat.
 """
@@ -18,7 +21,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from confluent_kafka import Consumer as LibraryConsumer
@@ -40,11 +44,14 @@ from turnlog.kafka.port import (
 _log = logging.getLogger(__name__)
 
 OnCommit = Callable[[LogError | None], None]
+AskPositions = Callable[[str, Sequence[Partition], float], dict[Partition, Position | None]]
 _CommitKey = tuple[tuple[str, int, int], ...]
 
 # How long `close(leave=True)` polls for the revocation that lets the member go.
 _LEAVE_S = 5.0
 _METADATA_S = 10.0
+# How long a commit of another thread may wait for the polling one. 50 wake-ups a second cost 0.1 % of a core.
+_SLICE_S = 0.02
 
 
 def received(messages: Iterable[Message]) -> list[Received]:
@@ -69,10 +76,12 @@ def serious(error: LogError) -> bool:
 
 
 class KafkaConsumer:
-    """See `port.Consumer`. `poll`, `add`, `remove`, `pause`, `resume` and `close` belong to one thread."""
+    """See `port.Consumer`. All but `commit`, `commit_soon` and `committed` belongs to the one thread that polls."""
 
-    def __init__(self, config: Mapping[str, Any], group: str) -> None:
+    def __init__(self, config: Mapping[str, Any], group: str, positions: AskPositions) -> None:
+        """`positions` answers `committed`."""
         self._group = group
+        self._positions = positions
         self._topic = ""
         self._owned: frozenset[int] = frozenset()
         self._fetching: set[Partition] = set()
@@ -82,8 +91,10 @@ class KafkaConsumer:
         self._changes = 0  # moves with everything that makes fetched records stale
         self._failures: deque[LogError] = deque()
         self._fatal: Fatal | None = None
+        self._thread: int | None = None  # the one that polls
         self._waiting: dict[_CommitKey, deque[OnCommit | None]] = {}
-        self._waiting_lock = threading.Lock()
+        self._handed_over: deque[tuple[Mapping[Partition, Position], OnCommit | None]] = deque()
+        self._closed = False
         callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
         try:
             self._client = LibraryConsumer({**config, **callbacks})
@@ -203,9 +214,10 @@ class KafkaConsumer:
         """Records in the order of each partition. An error met beside records is raised by the next call, so nothing is lost."""
         if self._failures or self._fatal is not None:
             raise self._failures.popleft() if self._failures else self._fatal or Fatal("")
+        self._thread = threading.get_ident()
         before = self._changes
         try:
-            first = self._client.poll(timeout_s)
+            first = self._wait(timeout_s)
             if first is None:
                 return []
             # Not consume(most, timeout): that waits for `most` records or the end of the time.
@@ -215,6 +227,21 @@ class KafkaConsumer:
         if self._changes != before or any(message.error() is not None for message in messages):
             messages = self._sifted(messages)
         return received(messages)
+
+    def _wait(self, timeout_s: float) -> Message | None:
+        """The first record, in slices of time: between them leave the commits of other threads. Ends early after a rebalance callback."""
+        before = self._changes
+        until = time.monotonic() + timeout_s
+        left = timeout_s
+        while True:
+            if self._handed_over:
+                self._send_handed_over()
+            first = self._client.poll(min(left, _SLICE_S))
+            if first is not None or self._changes != before or self._fatal is not None:
+                return first
+            left = until - time.monotonic()
+            if left <= 0:
+                return None
 
     def _sifted(self, messages: list[Message]) -> list[Message]:
         """Without errors (kept for the next poll) and without records of partitions that a callback took away meanwhile."""
@@ -242,16 +269,18 @@ class KafkaConsumer:
     # --- positions
 
     def commit(self, positions: Mapping[Partition, Position], *, timeout_s: float = 10.0) -> None:
-        """Commit and wait for the coordinator's answer. Any thread. When the time is over: Retryable, and the commit may still happen."""
+        """Commit and wait for the coordinator's answer. Any thread.
+
+        From another thread it takes the polling one to go on polling; when the time is over it is Retryable, and the commit may
+        still happen. On the polling thread itself it may take `socket.timeout.ms` if the coordinator does not answer.
+        """
         if not positions:
             return
-        outcome: deque[LogError | None] = deque()
-        work = threading.Thread(target=lambda: outcome.append(self._commit_now(positions)), daemon=True, name="commit")
-        work.start()
-        work.join(timeout_s)
-        if not outcome:
-            raise Retryable(f"commit of {self._group}: no answer within {timeout_s} s", "_TIMED_OUT")
-        if (problem := outcome[0]) is not None:
+        if self._thread in (None, threading.get_ident()):
+            problem = self._commit_now(positions)
+        else:
+            problem = self._commit_over_there(positions, timeout_s)
+        if problem is not None:
             raise problem
 
     def _commit_now(self, positions: Mapping[Partition, Position]) -> LogError | None:
@@ -259,21 +288,31 @@ class KafkaConsumer:
             answers = self._client.commit(offsets=_offsets(positions), asynchronous=False)
         except KafkaException as error:
             return translated(error, f"commit of {self._group}")
-        except RuntimeError as error:  # the client was closed meanwhile
-            return NotOwner(f"commit of {self._group}: {error}")
-        return _first_error(answers, f"commit of {self._group}")
+        return first_error(answers, f"commit of {self._group}")
+
+    def _commit_over_there(self, positions: Mapping[Partition, Position], timeout_s: float) -> LogError | None:
+        answer: SimpleQueue[LogError | None] = SimpleQueue()
+        self._handed_over.append((positions, answer.put))
+        if self._closed:
+            return NotOwner(f"commit of {self._group}: the consumer was closed", "_DESTROY")
+        try:
+            return answer.get(timeout=timeout_s)
+        except Empty:
+            return Retryable(f"commit of {self._group}: no answer within {timeout_s:g} s", "_TIMED_OUT")
 
     def commit_soon(
         self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None
     ) -> None:
         """Send the commit and return. `on_done` runs inside a later `poll` (or `close`), once; two commits of the same positions
-        are answered in their order."""
-        offsets = _offsets(positions)
-        if not offsets:
+        are answered in their order. Any thread; from another one it leaves with the next poll."""
+        if not positions:
             return
+        if self._thread not in (None, threading.get_ident()):
+            self._handed_over.append((positions, on_done))
+            return
+        offsets = _offsets(positions)
         key = _commit_key(offsets)
-        with self._waiting_lock:
-            self._waiting.setdefault(key, deque()).append(on_done)
+        self._waiting.setdefault(key, deque()).append(on_done)
         try:
             self._client.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
@@ -282,31 +321,25 @@ class KafkaConsumer:
     def committed(
         self, partitions: Iterable[Partition], *, timeout_s: float = 10.0
     ) -> dict[Partition, Position | None]:
-        """What the group has committed, None where nothing is (never, or expired)."""
-        wanted = [TopicPartition(p.topic, p.index) for p in partitions]
-        if not wanted:
-            return {}
-        try:
-            answers = self._client.committed(wanted, timeout=timeout_s)
-        except KafkaException as error:
-            raise translated(error, f"positions of {self._group}") from error
-        if (problem := _first_error(answers, f"positions of {self._group}")) is not None:
-            raise problem
-        return {Partition(a.topic, a.partition): position_of(a) for a in answers}
+        """What the group has committed, None where nothing is (never, or expired). Any thread."""
+        return self._positions(self._group, list(partitions), timeout_s)
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         doing = f"commit of {self._group}"
-        problem = translate(error, doing) if error is not None else _first_error(offsets, doing)
+        problem = translate(error, doing) if error is not None else first_error(offsets, doing)
         self._answer(_commit_key(offsets), problem)
 
     def _answer(self, key: _CommitKey, problem: LogError | None) -> None:
-        with self._waiting_lock:
-            waiting = self._waiting.get(key)
-            on_done = waiting.popleft() if waiting else None
-            if not waiting:
-                self._waiting.pop(key, None)
+        waiting = self._waiting.get(key)
+        on_done = waiting.popleft() if waiting else None
+        if not waiting:
+            self._waiting.pop(key, None)
         if on_done is not None:
             on_done(problem)
+
+    def _send_handed_over(self) -> None:
+        while self._handed_over:
+            self.commit_soon(*self._handed_over.popleft())
 
     # --- the end
 
@@ -322,10 +355,15 @@ class KafkaConsumer:
             self._client.close()
         except KafkaException as error:
             raise translated(error, f"close member of {self._group}") from error
+        self._closed = True
         gone = Retryable(f"commit of {self._group}: the consumer was closed", "_DESTROY")
         for key, waiting in list(self._waiting.items()):
             for _ in range(len(waiting)):
                 self._answer(key, gone)
+        while self._handed_over:
+            _, on_done = self._handed_over.popleft()
+            if on_done is not None:
+                on_done(gone)
 
     def _leave(self) -> None:
         self._client.unsubscribe()
@@ -362,7 +400,8 @@ def position_of(answer: TopicPartition) -> Position | None:
     return Position(answer.offset, answer.metadata or "") if answer.offset >= 0 else None
 
 
-def _first_error(answers: Iterable[TopicPartition] | None, doing: str) -> LogError | None:
+def first_error(answers: Iterable[TopicPartition] | None, doing: str) -> LogError | None:
+    """The first of the partitions' own errors."""
     for answer in answers or ():
         if answer.error is not None:
             return translate(answer.error, doing, Partition(answer.topic, answer.partition))
