@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnlog.core.events import Outcome
-from turnlog.tools.execution import FIRST_PROOF, QUICK_S, SLOW_S, Pace
+from turnlog.tools.execution import FIRST_PROOF, QUICK_S, SLOW_S, TOO_SLOW_S, Pace
 from turnlog.tools.gate import Gate
 from turnlog.tools.known import Known, KnownResults
 from turnlog.tools.offsets import OffsetTracker
@@ -129,9 +129,14 @@ def test_a_tool_runs_inline_after_a_proof_and_not_after_a_relapse() -> None:
         assert not inline(pace)
         pace.elsewhere(QUICK_S)
     assert inline(pace)
-    pace.here(SLOW_S / 2)
-    assert inline(pace), "a busy machine makes anybody wait a little"
-    pace.here(SLOW_S)
+    for when in (0.0, 100.0, 110.0):
+        pace.slow(SLOW_S, when)
+        assert inline(pace), "once or twice a minute is no reason"
+    pace.calls = 10_000
+    pace.slow(SLOW_S, 120.0)
+    assert inline(pace), "three of many are none either: the machine was busy"
+    pace.calls = 100
+    pace.slow(SLOW_S, 130.0)
     assert not inline(pace)
     for _ in range(FIRST_PROOF * 10 - 1):
         pace.elsewhere(QUICK_S)
@@ -140,3 +145,5 @@ def test_a_tool_runs_inline_after_a_proof_and_not_after_a_relapse() -> None:
     for _ in range(FIRST_PROOF * 10):
         pace.elsewhere(QUICK_S)
     assert inline(pace)
+    pace.slow(TOO_SLOW_S, 1000.0)
+    assert not inline(pace), "one such call is enough"

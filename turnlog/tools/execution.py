@@ -30,7 +30,11 @@ _log = logging.getLogger("turnlog.tool")
 QUICK_S: Final = 0.001
 """A call at most this long is quick."""
 SLOW_S: Final = 0.02
-"""An inline call this long takes the tool off the poll thread. (Not QUICK_S: a busy machine suspends anybody for 10 ms.)"""
+STRIKES: Final = 3
+STRIKES_WITHIN_S: Final = 60.0
+FEW: Final = 200
+TOO_SLOW_S: Final = 1.0
+"""What takes a tool off the poll thread again; see `Pace`."""
 FIRST_PROOF: Final = 3
 MOST_PROOF: Final = 100_000
 
@@ -48,18 +52,23 @@ class Engine(Protocol):
 
 
 class Pace:
-    """Whether a tool may run on the poll thread: after a row of quick calls elsewhere, until one slow call there.
+    """Whether a tool may run on the poll thread: after a row of quick calls elsewhere, until it was slow there.
 
-    Each relapse makes the next proof ten times longer, so a tool that is slow now and then costs the poll thread a few waits in
-    the life of the process.
+    Slow is one call of a second; or three of 20 ms within a minute if they are more than one in 200 (a busy machine suspends
+    anybody for longer now and then). Each relapse makes the next proof ten times longer, so a tool that is slow now and then costs
+    the poll thread a few waits in the life of the process.
     """
 
-    __slots__ = ("_needed", "_quick", "inline")
+    __slots__ = ("_needed", "_quick", "_since", "_strikes", "calls", "inline")
 
     def __init__(self) -> None:
         self.inline = False
         self._quick = 0
         self._needed = FIRST_PROOF
+        self.calls = 0
+        """Calls on the poll thread since `_since`, counted by who makes them."""
+        self._strikes = 0
+        self._since = 0.0
 
     def elsewhere(self, seconds: float) -> None:
         """A call took so long off the poll thread."""
@@ -67,11 +76,16 @@ class Pace:
         if self._quick >= self._needed:
             self.inline = True
 
-    def here(self, seconds: float) -> None:
-        """A call took so long on the poll thread."""
-        if seconds >= SLOW_S:
+    def slow(self, seconds: float, now: float) -> None:
+        """A call took at least SLOW_S on the poll thread."""
+        if now - self._since > STRIKES_WITHIN_S:
+            self._since = now
+            self._strikes = self.calls = 0
+        self._strikes += 1
+        often = self._strikes >= STRIKES and self._strikes * FEW >= self.calls
+        if often or seconds >= TOO_SLOW_S:
             self.inline = False
-            self._quick = 0
+            self._quick = self._strikes = self.calls = 0
             self._needed = min(self._needed * 10, MOST_PROOF)
 
 
@@ -88,6 +102,7 @@ def failure(request: ToolRequest, error: BaseException, worker: str) -> Outcome:
 def run_inline(tool: Tool, ctx: ToolContext, request: ToolRequest, pace: Pace, worker: str) -> tuple[Outcome, float]:
     """Run an async tool that never suspends to its end, in this thread: its outcome and the seconds it took."""
     begun = time.perf_counter()
+    pace.calls += 1
     try:
         running = tool.call(ctx, request.arguments)
         running.send(None)
@@ -97,11 +112,11 @@ def run_inline(tool: Tool, ctx: ToolContext, request: ToolRequest, pace: Pace, w
         outcome = failure(request, error, worker)
     else:
         running.close()
-        pace.here(SLOW_S)
+        pace.slow(TOO_SLOW_S, begun)
         outcome = failure(request, RuntimeError("a tool that cannot suspend did"), worker)
     seconds = time.perf_counter() - begun
     if seconds >= SLOW_S:
-        pace.here(seconds)
+        pace.slow(seconds, begun)
     return outcome, seconds
 
 
