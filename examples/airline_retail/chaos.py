@@ -5,6 +5,7 @@ The first kills take each victim once, in drawn order, so that even a short play
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -13,6 +14,8 @@ from turnlog.local.supervisor import System
 BROKER = "broker"
 FIRST_AFTER_S = (0.2, 1.0)
 BETWEEN_S = (0.5, 3.0)
+"""How long everything is up between two kills, beside as long as the last victim took to come back: where a machine is so busy
+that recovery takes most of the time, a fixed pause would leave none for work."""
 DOWN_S = (0.0, 1.0)
 """How long a victim stays dead."""
 
@@ -23,7 +26,10 @@ class Chaos:
 
     def __init__(self, system: System, seed: int, progress: Callable[[str], None] = lambda _: None) -> None:
         self.kills: Counter[str] = Counter()
+        self.unasked: Counter[str] = Counter()
+        """Services that somebody else had to start again: a victim's death must not take others with it."""
         self.failure: Exception | None = None
+        self._pids: dict[str, int] = {}
         self._system = system
         self._chance = random.Random(seed)
         self._progress = progress
@@ -36,6 +42,7 @@ class Chaos:
         return services if self._system.broker is None else [*services, BROKER]
 
     def __enter__(self) -> "Chaos":
+        self._pids = {service.name: service.pid for service in self._system.services}
         self._thread.start()
         return self
 
@@ -43,6 +50,7 @@ class Chaos:
         """Kills nothing more; everything is up again when this returns, unless `failure` says why not."""
         self._stopping.set()
         self._thread.join()
+        self._count_unasked()
 
     def _run(self) -> None:
         try:
@@ -55,18 +63,31 @@ class Chaos:
         pause = self._chance.uniform(*FIRST_AFTER_S)
         while not self._stopping.wait(pause):
             victim = once_each.pop() if once_each else self._chance.choice(self.victims)
-            self._kill(victim, self._chance.uniform(*DOWN_S))
             pause = self._chance.uniform(*BETWEEN_S)
+            down_s = self._chance.uniform(*DOWN_S)
+            pause += self._kill(victim, down_s)
+            self._count_unasked()
 
-    def _kill(self, victim: str, down_s: float) -> None:
+    def _kill(self, victim: str, down_s: float) -> float:
+        """Kills and revives; returns how many seconds it took to serve again."""
         self._progress(f"kill -9 {victim}")
         self.kills[victim] += 1
         if victim == BROKER:
             self._system.kill_broker()
-            self._stopping.wait(down_s)
+        else:
+            self._system.child(victim).kill()
+        self._stopping.wait(down_s)
+        began = time.monotonic()
+        if victim == BROKER:
             self._system.restart_broker()
         else:
             service = self._system.child(victim)
-            service.kill()
-            self._stopping.wait(down_s)
             service.start()
+            self._pids[victim] = service.pid
+        return time.monotonic() - began
+
+    def _count_unasked(self) -> None:
+        for service in self._system.services:
+            if service.pid != self._pids[service.name]:
+                self.unasked[service.name] += 1
+                self._pids[service.name] = service.pid

@@ -47,13 +47,16 @@ class Driver:
         concurrency: int,
         timeout_s: float,
         progress: Callable[[Played], None] = lambda _: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`timeout_s` bounds the whole play; `progress` is called after each run, in any thread but never in two at once."""
+        """`timeout_s` bounds the whole play; `progress` is called after each run, in any thread but never in two at once;
+        `check` raises when there is no use in waiting any longer."""
         self._client = client
         self._play_id = play_id
         self._concurrency = concurrency
         self._deadline = time.monotonic() + timeout_s
         self._progress = progress
+        self._check = check
         self._telling = threading.Lock()
         self._stopping = threading.Event()
 
@@ -134,7 +137,8 @@ class Driver:
                 continue
 
     def _slice_s(self) -> float:
-        """How long to wait before looking up again. Raises TimeoutError when the play is over."""
+        """How long to wait before looking up again. Raises TimeoutError when the play is over, and what `check` raises."""
+        self._check()
         left = self._deadline - time.monotonic()
         if left <= 0 or self._stopping.is_set():
             raise TimeoutError("the play was stopped" if left > 0 else "the play's time is over")

@@ -124,6 +124,8 @@ def play(
         report.seconds = round(time.monotonic() - began, 3)
         report.finished = sum(not one.problem for one in played)
         report.problems = [f"{one.run_id}: {one.problem}" for one in played if one.problem]
+        if chaos is not None:
+            report.kills, report.unasked_restarts = dict(chaos.kills), dict(chaos.unasked)
         _judge(report, system, script, plan)
         afterwards(system)
     return report

@@ -36,6 +36,8 @@ class Plan:
     loops: int = 1
     workers: int = 1
     look_up: bool = True
+    restart: bool = False
+    """Whether services that die unasked are started again, as a supervisor would; else their death ends the play."""
     model_options: Sequence[str] = ()
 
     @property
@@ -55,10 +57,17 @@ class ModelFailed(Exception):
 def stage(plan: Plan, progress: Callable[[str], None]) -> Iterator[System]:
     """The running system; everything is stopped in order when the block is left. Raises LocalError, ModelFailed."""
     plan.state_dir.mkdir(parents=True, exist_ok=True)
-    with _model(plan) as base_url, System.start(
-        plan.state_dir, services(plan), prepare=create_topics, env=environment(plan, base_url), progress=progress
-    ) as system:  # fmt: skip
-        yield system
+    with contextlib.ExitStack() as stack:
+        base_url = stack.enter_context(_model(plan))
+        system = System.start(
+            plan.state_dir,
+            services(plan),
+            prepare=create_topics,
+            env=environment(plan, base_url),
+            restart=plan.restart,
+            progress=progress,
+        )
+        yield stack.enter_context(system)
 
 
 def services(plan: Plan) -> list[ServiceSpec]:
