@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import statistics
@@ -98,6 +99,11 @@ def machine() -> Figures:
         "load_average": [round(each, 2) for each in os.getloadavg()],
         "python": platform.python_version(),
     }
+
+
+def quiet_clients() -> None:
+    """Connections that end because a broker or a client is stopped on purpose are no news here."""
+    logging.getLogger("turnlog.kafka").setLevel(logging.ERROR)
 
 
 def progress(text: str) -> None:

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from bench import _client
 from bench._audit import audit, valid_steps
-from bench._figures import Figures, Meter, latencies, machine, middle, progress, ratio, table
+from bench._figures import Figures, Meter, latencies, machine, middle, progress, quiet_clients, ratio, table
 from bench._installation import (
     AGENT,
     TOOLSET,
@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--recover-in-flight", type=int, default=500, help="runs under way at the kill (500)")
     parser.add_argument("--phases", default=",".join(PHASES), help=f"which to run ({','.join(PHASES)})")
     options = parser.parse_args()
+    quiet_clients()
     options.phases = options.phases.split(",")
     found = measure(options)
     print(json.dumps(found) if options.json else "\n".join(table(found)))

@@ -11,7 +11,7 @@ import json
 from types import TracebackType
 
 from bench import _hops
-from bench._figures import Figures, Meter, latencies, machine, middle, progress, table
+from bench._figures import Figures, Meter, latencies, machine, middle, progress, quiet_clients, table
 from bench._installation import TOOLSET, bootstrap_in, cluster_of, make_topics, state_directory
 from bench._remote import Remote
 from turnlog.kafka.topics import topic_name
@@ -102,6 +102,7 @@ def main() -> None:
     parser = arguments()
     parser.description = __doc__
     options = parser.parse_args()
+    quiet_clients()
     seq, load = [], []
     with stopping_on_signals(), state_directory() as state, System.start(
         state, prepare=lambda env: topics_for_limit(bootstrap_in(env), options.partitions, fsync=options.fsync),
