@@ -13,6 +13,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from services.loop.memory import Diverged
 from services.loop.metrics import expose
 from services.loop.service import InstanceTaken, LoopService
 from services.loop.settings import LoopSettings
@@ -26,13 +27,14 @@ from turnlog.settings import settings_table
 
 _log = logging.getLogger("turnlog.loop")
 
-EXIT_MISCONFIGURED, EXIT_LOG, EXIT_TAKEN = 2, 3, 4
+EXIT_MISCONFIGURED, EXIT_LOG, EXIT_TAKEN, EXIT_DIVERGED = 2, 3, 4, 5
 TAKEN_PAUSE_S = 5.0
 START_TRIES_S = 60.0
 
 
 def main() -> int:
-    """Parse, then run one process or supervise several. Exit codes: 0 stopped, 2 settings, 3 Kafka, 4 instance id taken."""
+    """Parse, then run one process or supervise several. Exit codes: 0 stopped, 2 settings, 3 Kafka, 4 instance id taken,
+    5 a run diverged and TURNLOG_VERIFY is fail."""
     parser = argparse.ArgumentParser(
         prog="python -m services.loop",
         description="Runs agents: takes commands and results, decides, journals, asks models, requests tools.",
@@ -63,6 +65,9 @@ def serve(settings: LoopSettings, ordinal: int) -> int:
         _log.error("another process runs with this instance id, leaving: %s", problem)
         time.sleep(TAKEN_PAUSE_S)  # two processes with one id must not take it from each other without end (J3)
         return EXIT_TAKEN
+    except Diverged as problem:
+        _log.error("TURNLOG_VERIFY=fail: %s", problem)
+        return EXIT_DIVERGED
     except (LogError, RegistryUnavailable) as problem:
         _log.error("%s", problem)
         return EXIT_LOG

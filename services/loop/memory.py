@@ -34,6 +34,10 @@ EVERYTHING_LEFT = 1 << 62
 """An effects mark behind every offset: no effect of what is loaded is sent again."""
 
 
+class Diverged(Exception):
+    """A run was recorded otherwise than this build decides, and the settings say that the process must not go on with it."""
+
+
 class RunMemory:
     """See the module. Belongs to one `RunTable`; everything on the poll thread but `_fold` (which only reads)."""
 
@@ -164,6 +168,8 @@ class RunMemory:
         _log.error("%s", text)
         if self._shell.verify == "warn":
             return True
+        if self._shell.verify == "fail":
+            raise Diverged(text)
         self._table.stop(slot, f"diverged: {text}", [])
         return False
 
