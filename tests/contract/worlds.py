@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from turnlog.kafka.client import KafkaCluster
-from turnlog.kafka.port import Cluster, Consumer, NewTopic, Partition, Received
+from turnlog.kafka.port import Cluster, Consumer, NewTopic, Partition, Received, Retryable, UnknownTopic
 from turnlog.testing import MemoryCluster
 
 SESSION_MS = 3_000
@@ -104,7 +104,15 @@ class KafkaWorld:
         if problem is not None:
             raise problem
         self._made.append(name)
+        wait_for(self, lambda: self._serves(name, partitions), f"the topic {name}")
         return name
+
+    def _serves(self, name: str, partitions: int) -> bool:
+        try:
+            return bool(self._admin.ends([Partition(name, i) for i in range(partitions)]))
+        except (Retryable, UnknownTopic):
+            time.sleep(0.02)
+            return False
 
     def now_ms(self) -> int:
         return int(time.time() * 1000)

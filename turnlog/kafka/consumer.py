@@ -90,6 +90,7 @@ class KafkaConsumer:
         self._assigning = False
         self._changes = 0  # moves with everything that makes fetched records stale
         self._failures: deque[LogError] = deque()
+        self._early: deque[Message] = deque()  # came while a commit waited for its answer
         self._fatal: Fatal | None = None
         self._thread: int | None = None  # the one that polls
         self._waiting: dict[_CommitKey, deque[OnCommit | None]] = {}
@@ -192,6 +193,7 @@ class KafkaConsumer:
         except KafkaException as error:
             raise translated(error, "remove partitions") from error
         self._fetching -= gone
+        self._early = deque(m for m in self._early if Partition(m.topic() or "", _known(m.partition())) not in gone)
         self._changes += 1
 
     def _fetched(self, partitions: Iterable[Partition]) -> list[TopicPartition]:
@@ -215,6 +217,9 @@ class KafkaConsumer:
         if self._failures or self._fatal is not None:
             raise self._failures.popleft() if self._failures else self._fatal or Fatal("")
         self._thread = threading.get_ident()
+        if self._early:
+            early = [self._early.popleft() for _ in range(min(most, len(self._early)))]
+            return received(self._sifted(early))
         before = self._changes
         try:
             first = self._wait(timeout_s)
@@ -271,24 +276,40 @@ class KafkaConsumer:
     def commit(self, positions: Mapping[Partition, Position], *, timeout_s: float = 10.0) -> None:
         """Commit and wait for the coordinator's answer. Any thread.
 
-        From another thread it takes the polling one to go on polling; when the time is over it is Retryable, and the commit may
-        still happen. On the polling thread itself it may take `socket.timeout.ms` if the coordinator does not answer.
+        When the time is over it is Retryable, and the commit may still happen. From another thread it takes the polling one to go on
+        polling. On the polling thread rebalance callbacks may run meanwhile (records wait for the next poll); inside a callback
+        only the library's blocking commit is left, which knows no time: none in there while the cluster may be out of reach.
         """
         if not positions:
             return
         if self._thread in (None, threading.get_ident()):
-            problem = self._commit_now(positions)
+            inside = self._collecting is not None
+            problem = self._commit_blocking(positions) if inside else self._commit_here(positions, timeout_s)
         else:
             problem = self._commit_over_there(positions, timeout_s)
         if problem is not None:
             raise problem
 
-    def _commit_now(self, positions: Mapping[Partition, Position]) -> LogError | None:
+    def _commit_blocking(self, positions: Mapping[Partition, Position]) -> LogError | None:
         try:
             answers = self._client.commit(offsets=_offsets(positions), asynchronous=False)
         except KafkaException as error:
             return translated(error, f"commit of {self._group}")
         return first_error(answers, f"commit of {self._group}")
+
+    def _commit_here(self, positions: Mapping[Partition, Position], timeout_s: float) -> LogError | None:
+        """Not the library's blocking commit: with a silent broker that did not return within two minutes."""
+        outcome: list[LogError | None] = []
+        self.commit_soon(positions, outcome.append)
+        until = time.monotonic() + timeout_s
+        while not outcome and (left := until - time.monotonic()) > 0:
+            message = self._client.poll(min(left, _SLICE_S))
+            if message is not None:
+                self._early.append(message)
+        return outcome[0] if outcome else self._no_answer(timeout_s)
+
+    def _no_answer(self, timeout_s: float) -> Retryable:
+        return Retryable(f"commit of {self._group}: no answer within {timeout_s:g} s", "_TIMED_OUT")
 
     def _commit_over_there(self, positions: Mapping[Partition, Position], timeout_s: float) -> LogError | None:
         answer: SimpleQueue[LogError | None] = SimpleQueue()
@@ -298,7 +319,7 @@ class KafkaConsumer:
         try:
             return answer.get(timeout=timeout_s)
         except Empty:
-            return Retryable(f"commit of {self._group}: no answer within {timeout_s:g} s", "_TIMED_OUT")
+            return self._no_answer(timeout_s)
 
     def commit_soon(
         self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None

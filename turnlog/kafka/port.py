@@ -4,8 +4,9 @@ Two implementations stand behind it: `turnlog.kafka.client` (confluent-kafka, a 
 `turnlog.testing.memory_log` (a faithful cluster in memory). `tests/contract` runs one suite on both.
 
 Rules of the port
-- Every client belongs to the thread that polls it; only `Consumer.commit`, `Consumer.committed`, `Producer.produce` and the
-  calls of `Reader` and `Admin` may come from another thread. Callbacks run inside `poll` of the client they were given to.
+- Every client belongs to the thread that polls it; only `Consumer.commit`, `commit_soon` and `committed`, `Producer.produce` and the
+  calls of `Reader` (but `follow`, `unfollow`, `poll`) and `Admin` may come from another thread. A commit of another thread goes out
+  with the polling one, so it needs that one to poll (up to 20 ms each way). Callbacks run inside `poll` of the client they were given to.
 - Nothing is retried silently beyond what the client library does for one request; nothing raises a library's own error.
 - Offsets are those of the log; `None` means "not known".
 
@@ -189,7 +190,8 @@ class Consumer(Protocol):
         """Partitions of the subscribed topic that the group assigns to this member now."""
 
     def commit(self, positions: Mapping[Partition, Position], *, timeout_s: float = 10.0) -> None:
-        """Commit and wait. Raises Retryable (again after the rebalance), NotOwner, Fatal."""
+        """Commit and wait. Raises Retryable (again after the rebalance; or the time is over, and it may still happen), NotOwner, Fatal.
+        On the polling thread rebalance callbacks may run meanwhile."""
 
     def commit_soon(self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None) -> None:
         """Commit without waiting; `on_done` runs inside a later `poll`."""
