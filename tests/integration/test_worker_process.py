@@ -242,6 +242,18 @@ def test_sigterm_finishes_what_runs_commits_and_leaves_at_once(shop: Shop) -> No
     assert len([e for e in shop.effects() if e[3] == "start"]) == 5
 
 
+def test_a_second_sigterm_ends_the_drain(shop: Shop) -> None:
+    first = shop.start("first", TURNLOG_WORKER__DRAIN_S="30").until_ready()
+    shop.ask(1, "slow", {"seconds": 20})
+    until(shop.effects, "started")
+    first.signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(1.0)
+    first.signal(signal.SIGTERM)
+    assert first.wait(10) == 0
+    assert not shop.answered()
+
+
 def test_a_drain_that_runs_out_of_time_leaves_the_call_to_the_next_owner(shop: Shop) -> None:
     first = shop.start("first", TURNLOG_WORKER__DRAIN_S="0.5").until_ready()
     key = shop.ask(1, "slow", {"seconds": 3})

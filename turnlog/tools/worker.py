@@ -6,9 +6,10 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from turnlog.codec import Codec, Registry, RegistryRefused, RegistryUnavailable
 from turnlog.core.records import DeadLetter, ToolManifest, ToolResult
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_FATAL: Final = 3
 _AGAIN_S: Final = 1.0
+_LOOK_S: Final = 0.1
 
 
 def worker_group(prefix: str, toolset: str) -> str:
@@ -60,15 +62,15 @@ def run_worker(
     shown = observe("worker", settings)
     hosts: list[_Host] = []
     try:
-        with _signals(stop, hosts):
+        with _signals() as received:
             cluster = cluster or KafkaCluster(settings.kafka)
             hosts += [_Host(toolset, settings, cluster, shown, stop) for toolset in toolsets]
             for host in hosts:
                 host.start()
-            while not stop.wait(0.5):
-                pass
-            for host in hosts:
-                host.finish()
+            while not stop.is_set() and not received:
+                time.sleep(_LOOK_S)
+            stop.set()
+            _finish(hosts, received)
     finally:
         shown.close()
     return max(host.exit_code for host in hosts)
@@ -87,22 +89,20 @@ class _Host:
         # Named now, so that there is no moment between the two in which everything seems to be met.
         shown.health.require(f"worker {toolset.name}", "not prepared yet")
         self._worker: Worker | None = None
-        self._thread = threading.Thread(target=self._run, name=f"worker {toolset.name}")
+        self._thread = threading.Thread(target=self._run, name=f"worker {toolset.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self) -> None:
-        """Stop and wait; the engine bounds its own drain."""
+    def stop(self) -> None:
+        """Begin to drain; called again, end the drain. Does not wait."""
         if self._worker is not None:
             self._worker.stop()
-        self._thread.join()
 
-    def hurry(self) -> None:
-        """Do not wait for calls that run."""
-        if self._worker is not None:
-            self._worker.stop()
-            self._worker.stop()
+    @property
+    def busy(self) -> bool:
+        """Whether something is left to wait for. A preparation that hangs on an absent Kafka is not: it holds nothing."""
+        return self._worker is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -170,22 +170,32 @@ class _Host:
         return Codec(Registry(url) if url else None, written)
 
 
-@contextmanager
-def _signals(stop: threading.Event, hosts: list[_Host]) -> Iterator[None]:
-    """SIGTERM and SIGINT set `stop`; a second one ends the drain. Nothing outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def on_signal(number: int, _frame: Any) -> None:
-        if stop.is_set():
+def _finish(hosts: list[_Host], received: list[int]) -> None:
+    """Stop all, wait for all; the engines bound their drains. One more signal than it took to get here ends the drains."""
+    enough = len(received)
+    for host in hosts:
+        host.stop()
+    while any(host.busy for host in hosts):
+        if len(received) > enough:
+            enough = len(received)
             for host in hosts:
-                host.hurry()
-        stop.set()
+                host.stop()
+        time.sleep(_LOOK_S)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The SIGTERMs and SIGINTs that came, in a list that grows. Nothing outside the main thread.
+
+    The handler does nothing else: it may run while the main thread holds the lock of the very event it would set."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda got, _frame: received.append(got)) for number in numbers}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
