@@ -265,7 +265,7 @@ class RunTable:
         if record.offset <= slot.seen.get(record.topic, -1):
             self._passed(slot, draft, item, record)
             return 0
-        if message.body is None:  # a start for a run that exists: it was not even resolved
+        if item.kind == "start" and draft.phase != "new":  # for a run that exists: such a start was not even resolved
             self._nothing(slot, draft, item, record)
             return 0
         try:
@@ -287,7 +287,7 @@ class RunTable:
         if (record.topic, record.offset) in slot.inputs:
             return self._dealt_with(record)
         try:
-            known = item.message.body is None or not decide(draft, item.message, self._shell.validate)
+            known = item.kind == "start" or not decide(draft, item.message, self._shell.validate)
         except CoreError as problem:
             return self._undecidable(slot, item, record, problem)
         if known or item.kind == "result":

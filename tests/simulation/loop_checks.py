@@ -16,7 +16,7 @@ from turnlog.core.events import Event, Outcome
 from turnlog.core.evolve import evolve
 from turnlog.core.records import CommandOutcome, DeadLetter, JournalRecord, LedgerEntry, RunSummary, ToolRequest
 from turnlog.core.state import RunState
-from turnlog.kafka.port import Partition, Received
+from turnlog.kafka.port import Received
 from turnlog.testing import MemoryCluster
 from turnlog.testing.invariants import Broken, History, hold
 
@@ -59,10 +59,14 @@ class RefRun:
 class Reference:
     """See the module. Never looks at what the loop believes."""
 
-    def __init__(self, cluster: MemoryCluster, partitions: int) -> None:
+    def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
-        self._partitions = partitions
-        self._next: dict[Partition, int] = defaultdict(int)
+        takes = (
+            (TOPICS.journal, self._journal), (REQUESTS, self._request), (TOPICS.ledger, self._ledger), (TOPICS.run_state, self._state),
+            (TOPICS.outcomes, self._outcome), (TOPICS.dead_letters, self._letter),
+        )  # fmt: skip
+        self._sources = [(log, take) for topic, take in takes for log in cluster.topic(topic).logs]
+        self._next = [0] * len(self._sources)
         self.tokens: dict[int, bytes] = {}
         self.token_seen: dict[int, set[bytes]] = defaultdict(set)
         self.runs: dict[str, RefRun] = {}
@@ -75,29 +79,17 @@ class Reference:
 
     def follow(self) -> None:
         """Take in everything new, the journal first."""
-        for index in range(self._partitions):
-            for record in self._new(TOPICS.journal, index):
-                self._journal(index, record)
-        for topic, take in (
-            (REQUESTS, self._request), (TOPICS.ledger, self._ledger), (TOPICS.run_state, self._state), (TOPICS.outcomes, self._outcome),
-            (TOPICS.dead_letters, self._letter),
-        ):  # fmt: skip
-            for index in range(len(self._cluster.topic(topic).logs)):
-                for record in self._new(topic, index):
+        for place, (log, take) in enumerate(self._sources):
+            start = self._next[place]
+            if log.end != start:
+                self._next[place] = log.end
+                for record in log.read(start, 1_000_000):
                     take(record)
-
-    def _new(self, topic: str, index: int) -> list[Received]:
-        where = Partition(topic, index)
-        log = self._cluster.log(where)
-        if log.end == self._next[where]:
-            return []
-        records = log.read(self._next[where], 1_000_000)
-        self._next[where] = log.end
-        return records
 
     # ------------------------------------------------------------ the journal
 
-    def _journal(self, index: int, record: Received) -> None:
+    def _journal(self, record: Received) -> None:
+        index = record.partition
         headers = dict(record.headers)
         kind, token = headers["kind"], headers["fence"] or b""
         if kind == b"fence":

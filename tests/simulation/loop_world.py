@@ -29,7 +29,6 @@ from turnlog.kafka.port import LogError, NotOwner, Partition, Rebalancing, Retry
 from turnlog.schema_check import check_arguments
 from turnlog.testing import MemoryCluster
 from turnlog.testing.invariants import Broken, check_state, hold
-from turnlog.testing.memory_log import FAULTS
 from turnlog.testing.scripted import Faults
 from turnlog.testing.simulation import Dice, MemoryBlobs, SimClock
 
@@ -47,7 +46,7 @@ class Plan:
 
 
 MOVES = [
-    ("round", 34.0), ("network", 26.0), ("job", 8.0), ("worker", 9.0), ("client", 5.0), ("clock", 8.0), ("fault", 1.2), ("crash", 0.35),
+    ("round", 34.0), ("network", 26.0), ("job", 8.0), ("worker", 9.0), ("client", 5.0), ("clock", 8.0), ("fault", 2.0), ("crash", 0.35),
     ("start", 1.2), ("freeze", 0.5), ("thaw", 2.0), ("hear", 1.5), ("drain", 0.15), ("refuse_commit", 0.5), ("forget", 0.12), ("compact", 0.3),
     ("take_id", 0.1),
 ]  # fmt: skip
@@ -71,7 +70,7 @@ class World:
         self.bounds = self._bounds()
         self.latency_ms = rng.choice([0.0, 0.0, 20.0])
         self.model_faults = Faults(seed, 0.1, 0.05) if rng.random() < 0.5 else None
-        self.reference = Reference(self.cluster, self.partitions)
+        self.reference = Reference(self.cluster)
         self.client = Client(self.cluster, self.dice, self.partitions, self.plan.runs)
         self.client.publish_tables()
         self.worker = Worker(self.cluster, self.clock, self.dice)
@@ -196,7 +195,8 @@ class World:
             self.cluster.do(self.dice.one(moves))
 
     def _fault(self) -> None:
-        moves = [move for move in self.cluster.choices(faults=True) if move.kind in FAULTS]
+        kind = self.dice.pick([("repeat", 3.0), ("ack_unknown", 1.0), ("fail", 1.0), ("vanish", 1.0)])
+        moves = [move for move in self.cluster.choices(faults=True) if move.kind == kind]
         if moves:
             self.cluster.do(self.dice.one(moves))
 
@@ -207,7 +207,7 @@ class World:
         self.client.act()
 
     def _clock(self) -> None:
-        self.clock.advance(self.dice.one([1, 5, 20, 20, 100, 100, 400, 2_000]))
+        self.clock.advance(self.dice.one([1, 1, 5, 5, 20, 20, 20, 100, 100, 100, 400, 2_000, 70_000]))
 
     def _crash(self) -> None:
         alive = [p for p in self.processes if not p.gone]

@@ -1,0 +1,354 @@
+"""One rule taken out at a time: what each mutant patches in the product. The simulation, or the test of the rule, must notice.
+
+    python -m tests.simulation.loop_mutants [NAME ...]       how many seeds each needs to be caught
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from services.loop.known_runs import KnownRuns
+from services.loop.memory import RunMemory
+from services.loop.owner import PartitionOwner
+from services.loop.runs import RunSlot
+from services.loop.table import RunTable
+from tests.simulation.loop_world import Plan, World
+from turnlog.kafka import fenced, opening, ownership
+from turnlog.kafka.fenced import FENCE, Pointer, RecordHeader, header_of
+from turnlog.kafka.ownership import End, FencedWriter, Ownership
+from turnlog.kafka.port import Delivered, Partition, Position, Received
+
+Patch = Callable[[Callable[[Any, str, Any], None]], None]
+"""Applies a mutant with `set(target, name, value)`, which knows how to undo it."""
+
+MUTANTS: dict[str, Patch] = {}
+
+
+def mutant(rule: str) -> Callable[[Patch], Patch]:
+    def add(patch: Patch) -> Patch:
+        MUTANTS[f"{rule}_{patch.__name__}"] = patch
+        return patch
+
+    return add
+
+
+@mutant("J01")
+def prev_forgotten(set_: Any) -> None:
+    """Steps do not name the hash of the one before."""
+    real = RunTable._append
+
+    def append(self: Any, slot: RunSlot, ticket: Any, value: bytes, header: RecordHeader, items: Any) -> bool:
+        return real(self, slot, ticket, value, header._replace(prev=b"\0" * 32) if header.kind == "step" and header.step else header, items)
+
+    set_(RunTable, "_append", append)
+
+
+@mutant("J02")
+def repeats_are_steps(set_: Any) -> None:
+    """A reader that takes a repeat for a step that does not follow."""
+    real = fenced.PartitionFold._step
+
+    def step(self: Any, key: str, offset: int, value: bytes, header: RecordHeader) -> Any:
+        trail = self.trails.get(key)
+        if trail is not None and header.step == trail.step:
+            trail.broken = "a repeat"
+            return fenced.Verdict.BROKEN
+        return real(self, key, offset, value, header)
+
+    set_(fenced.PartitionFold, "_step", step)
+
+
+@mutant("J04")
+def fence_unconfirmed(set_: Any) -> None:
+    """Who appended a fence owns the partition."""
+    set_(opening, "confirm", lambda *_: True)
+
+
+@mutant("J05")
+def two_in_flight(set_: Any) -> None:
+    """A run goes on before its last record is acknowledged."""
+    real = RunTable._append
+
+    def append(self: Any, slot: RunSlot, *rest: Any) -> bool:
+        done = real(self, slot, *rest)
+        slot.in_flight = False
+        return done
+
+    set_(RunTable, "_append", append)
+
+
+@mutant("J06")
+def gap_not_read(set_: Any) -> None:
+    """A higher offset is taken for ours alone."""
+
+    def missing(self: Ownership[Any], start: int, end: int) -> None:
+        self.ignored += end - start
+
+    set_(Ownership, "_missing", missing)
+
+
+@mutant("J06")
+def released_while_a_gap_is_read(set_: Any) -> None:
+    def acknowledged(self: Ownership[Any], ticket: Any, report: Delivered) -> None:
+        self.in_flight -= 1
+        if self.ended is not None or report.offset is None:
+            return
+        start, self.expected = self.expected, report.offset + 1
+        if report.offset > start:
+            self._missing(start, report.offset)
+        self._owner.valid(ticket, report.offset)
+
+    set_(Ownership, "acknowledged", acknowledged)
+
+
+@mutant("J06")
+def later_acks_released_while_a_gap_is_read(set_: Any) -> None:
+    real = Ownership.acknowledged
+
+    def acknowledged(self: Ownership[Any], ticket: Any, report: Delivered) -> None:
+        if self.ended is None and report.offset == self.expected and self._gap is not None:
+            self.in_flight -= 1
+            self.expected += 1
+            return self._owner.valid(ticket, report.offset)
+        return real(self, ticket, report)
+
+    set_(Ownership, "acknowledged", acknowledged)
+
+
+@mutant("J06")
+def foreign_fence_ignored(set_: Any) -> None:
+    real = Ownership._gap_read
+
+    def gap_read(self: Any, end: int, records: list[Received] | None, error: Any) -> None:
+        kept = None if records is None else [r for r in records if (h := header_of(r.headers)) is None or h.kind != FENCE]
+        real(self, end, kept, error)
+
+    set_(Ownership, "_gap_read", gap_read)
+
+
+@mutant("J06")
+def released_before_the_acknowledgement(set_: Any) -> None:
+    real = RunTable._append
+
+    def append(self: Any, slot: RunSlot, ticket: Any, value: bytes, header: RecordHeader, items: Any) -> bool:
+        done = real(self, slot, ticket, value, header, items)
+        if done and ticket.events and slot.state is not None:
+            self.effects.leave(slot, slot.state, ticket.events, header.step, ticket.digest, self._ownership.expected)
+        return done
+
+    set_(RunTable, "_append", append)
+
+
+@mutant("J07")
+def unknown_fate_is_success(set_: Any) -> None:
+    """An acknowledgement without an offset is believed."""
+    real = FencedWriter.settle
+
+    def settle(self: Any) -> int:
+        for i, (life, ticket, report) in enumerate(list(self._reports)):
+            if report.offset is None and report.error is None and hasattr(ticket, "owner"):
+                self._reports[i] = (life, ticket, report._replace(offset=ticket.owner.expected))
+        return real(self)
+
+    set_(FencedWriter, "settle", settle)
+
+
+@mutant("J07")
+def errors_end_nothing(set_: Any) -> None:
+    """The producer is replaced, its ownerships go on."""
+
+    def renew(self: Any, reason: str) -> None:
+        self._life += 1
+        old, self._producer = self._producer, self._cluster.producer("journal")
+        old.close()
+
+    set_(FencedWriter, "renew", renew)
+
+
+@mutant("J07")
+def reports_of_the_old_producer_count(set_: Any) -> None:
+    real = FencedWriter.settle
+
+    def settle(self: Any) -> int:
+        for i, (_, ticket, report) in enumerate(list(self._reports)):
+            self._reports[i] = (self._life, ticket, report)
+        return real(self)
+
+    set_(FencedWriter, "settle", settle)
+
+
+@mutant("J08")
+def floor_ignores_unacknowledged_effects(set_: Any) -> None:
+    def floor(self: Any, end: int) -> tuple[int, int]:
+        return self.oldest_base(end), end
+
+    set_(RunMemory, "floor", floor)
+
+
+@mutant("J08")
+def floor_ignores_what_is_not_resent_yet(set_: Any) -> None:
+    def floor(self: Any, end: int) -> tuple[int, int]:
+        effects = self._table.effects.unacked.least(end)
+        return min(self.oldest_base(end), effects), effects
+
+    set_(RunMemory, "floor", floor)
+
+
+@mutant("J08")
+def floor_runs_ahead_of_a_gap(set_: Any) -> None:
+    set_(Ownership, "told", property(lambda self: self.expected))
+
+
+@mutant("J09")
+def plain_commit(set_: Any) -> None:
+    """Commits lose the pointer; the positions of the last fence are not used either."""
+    import services.loop.owner as owner
+
+    real = owner.positions
+
+    def positions(*given: Any, **named: Any) -> dict[Partition, Position]:
+        return {where: Position(at.offset) for where, at in real(*given, **named).items()}
+
+    set_(owner, "positions", positions)
+
+
+@mutant("J09")
+def floor_without_its_token(set_: Any) -> None:
+    """The pointer names the newest token instead of the one in force at the floor."""
+    real = PartitionOwner.pointer
+
+    def pointer(self: Any) -> Pointer:
+        return real(self)._replace(token=self._ownership.token)
+
+    set_(PartitionOwner, "pointer", pointer)
+
+
+@mutant("J09")
+def effects_not_sent_again(set_: Any) -> None:
+    def send_again(self: Any, slot: RunSlot) -> None:
+        self._unresumed.discard(slot.run_id)
+        slot.unsent = []
+
+    set_(RunMemory, "send_again", send_again)
+
+
+@mutant("J10")
+def parked_with_effects_under_way(set_: Any) -> None:
+    """What is dropped from memory loses its dirty summary."""
+
+    def park(self: Any, now: int) -> None:
+        for slot in self._table.slots.values():
+            if slot.state is not None and not slot.in_flight and not slot.inbox and slot.trail is not None:
+                slot.state = None
+                self._table.effects._dirty.pop(slot.run_id, None)
+                slot.dirty = None
+
+    set_(RunMemory, "_park", park)
+
+
+@mutant("J11")
+def seen_not_checked(set_: Any) -> None:
+    def passed(self: Any, slot: RunSlot, draft: Any, item: Any, record: Received) -> None: ...
+
+    real = RunTable._take
+
+    def take(self: Any, slot: RunSlot, draft: Any, item: Any, *rest: Any) -> int:
+        kept, slot.seen = slot.seen, {}
+        try:
+            return real(self, slot, draft, item._replace(command_id=""), *rest)
+        finally:
+            slot.seen = kept
+
+    set_(RunTable, "_take", take)
+
+
+@mutant("J11")
+def committed_before_it_is_dealt_with(set_: Any) -> None:
+    from services.loop.positions import Progress
+
+    set_(Progress, "position", property(lambda self: self.next_read))
+
+
+@mutant("J11")
+def the_word_about_repetitions_is_lost(set_: Any) -> None:
+    set_(RunTable, "_passed", lambda self, slot, draft, item, record: self._dealt_with(record))
+
+
+@mutant("J12")
+def known_runs_not_awaited(set_: Any) -> None:
+    set_(KnownRuns, "streamed", property(lambda self: True))
+
+
+@mutant("J12")
+def ended_runs_unknown_until_read_back(set_: Any) -> None:
+    set_(KnownRuns, "ended", lambda self, key: None)
+
+
+@mutant("J12")
+def ended_runs_unknown(set_: Any) -> None:
+    set_(KnownRuns, "__contains__", lambda self, run_id: False)
+
+
+@mutant("J13")
+def old_projections_stay(set_: Any) -> None:
+    set_(PartitionOwner, "_repair", lambda self: None)
+
+
+@mutant("J13")
+def refused_requests_forgotten(set_: Any) -> None:
+    set_(RunTable, "_refused", lambda self, slot, call_key, attempt, problem, done: done())
+
+
+@mutant("J14")
+def trimmed_to_the_floor(set_: Any) -> None:
+    """Not to a fence."""
+    import services.loop.owner as owner
+
+    set_(owner, "last_fence_at_or_below", lambda fences, offset, before: offset)
+
+
+@mutant("J14")
+def trimmed_beyond_open_runs(set_: Any) -> None:
+    import services.loop.owner as owner
+
+    set_(owner, "last_fence_at_or_below", lambda fences, offset, before: max((f.offset for f in fences), default=None))
+
+
+@mutant("J16")
+def timers_before_the_backlog(set_: Any) -> None:
+    set_(PartitionOwner, "timely", property(lambda self: True))
+
+
+def caught(name: str, seeds: range, plan: Plan | None = None) -> tuple[int, str] | None:
+    """(seed, what was noticed) of the first seed that notices the mutant."""
+    undo: list[tuple[Any, str, Any]] = []
+
+    def set_(target: Any, attribute: str, value: Any) -> None:
+        undo.append((target, attribute, target.__dict__[attribute]))
+        setattr(target, attribute, value)
+
+    MUTANTS[name](set_)
+    try:
+        for seed in seeds:
+            try:
+                World(seed, plan).run()
+            except Exception as problem:
+                return seed, f"{type(problem).__name__}: {problem}"
+    finally:
+        for target, attribute, value in reversed(undo):
+            setattr(target, attribute, value)
+    return None
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    for name in sys.argv[1:] or MUTANTS:
+        found = caught(name, range(200))
+        print(f"{name:55} {'NOT CAUGHT' if found is None else f'seed {found[0]}: {found[1][:150]}'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
