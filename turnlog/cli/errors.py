@@ -59,7 +59,6 @@ EXPECTED = (CliError, ClientError, LogError, CodecError, LocalError, BadHistory,
 
 _RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
     (BadCommand, "", Exit.USAGE),
-    (CommandRefused, "see what the run is doing: turnlog runs explain RUN", Exit.REFUSED),
     (RunUnknown, "list what there is: turnlog runs list", Exit.UNKNOWN),
     (NotConnected, "", Exit.UNREACHABLE),
     (NotAcknowledged, "is the cluster up? turnlog topics check", Exit.TIMED_OUT),
@@ -86,6 +85,9 @@ def explain(error: Exception) -> Problem:
         return Problem(error.message + detail, error.remedy, Exit.UNREACHABLE)
     if isinstance(error, ValidationError):
         return Problem(_settings(error), "turnlog settings lists every setting", Exit.USAGE)
+    if isinstance(error, CommandRefused):
+        about_run = "" if error.outcome.kind == "start" else f"see what the run is doing: turnlog runs explain {error.outcome.run_id}"
+        return Problem(str(error), about_run, Exit.REFUSED)
     for kind, remedy, code in _RULES:
         if isinstance(error, kind):
             return Problem(str(error), remedy, code)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from turnlog.cli.errors import Exit
-from turnlog.cli.output import clock, console, emit, fields, note, plain, say, span
+from turnlog.cli.output import console, emit, fields, note, plain, say, span, when
 from turnlog.cli.parsing import labels, seconds_option, text_argument
 from turnlog.cli.wiring import session
 from turnlog.client import Client, RecordedEvent, idle
@@ -160,7 +160,7 @@ def show_summary(summary: RunSummary) -> None:
             ("tool calls", summary.tool_calls),
             ("tokens", f"{used.input_tokens} in, {used.output_tokens} out" if used.input_tokens or used.output_tokens else ""),
             ("took", span(took)),
-            ("started", clock(summary.started_at)),
+            ("started", when(summary.started_at)),
             ("step", summary.step),
         ]
     )

@@ -94,7 +94,7 @@ def _fresh_pointer(old: Pointer | None, journal: Partition, seen: _Seen, epoch: 
     start, end = seen.bounds[journal]
     same = old is not None and dict(old.ids).get(journal.topic) == dict(seen.ids)[journal.topic]
     if old is not None and same and start <= old.floor and old.end <= end:
-        return Pointer(old.floor, old.token, end, old.effects, epoch, seen.ids)
+        return old._replace(end=end, epoch=epoch, ids=seen.ids)
     return Pointer(start, NO_TOKEN, end, start, epoch, seen.ids)
 
 
