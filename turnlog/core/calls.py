@@ -52,7 +52,7 @@ def oversize(calls: Sequence[RecordedCall]) -> str | None:
 
 
 def _calls_bytes(calls: Sequence[RecordedCall]) -> int:
-    return sum([utf8_size(part) for call in calls for part in call])
+    return utf8_size("".join([part for call in calls for part in call]))
 
 
 def unrecordable(body: Start | Input) -> str | None:

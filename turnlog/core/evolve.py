@@ -136,14 +136,17 @@ def _model_answered(state: RunState, event: Event, answer: ModelAnswer) -> None:
     state.add_message(AssistantMessage(answer.text, answer.calls))
     state.phase = "calls"
     state.tool_calls += len(answer.calls)
+    run_id, turn = state.run_id, state.turn
     state.calls = [
-        Call(position, _key(state, position, call.tool, call.arguments), call.tool, call.provider_id, call.arguments)
-        for position, call in enumerate(answer.calls)
+        Call(
+            position,
+            call_key(run_id, turn, position, tool, canonical_arguments(arguments)),
+            tool,
+            provider_id,
+            arguments,
+        )
+        for position, (provider_id, tool, arguments) in enumerate(answer.calls)
     ]
-
-
-def _key(state: RunState, position: int, tool: str, arguments: str) -> str:
-    return call_key(state.run_id, state.turn, position, tool, canonical_arguments(arguments))
 
 
 def _model_failed(state: RunState, event: Event, body: object) -> None:

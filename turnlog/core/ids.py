@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from math import isinf
@@ -32,7 +33,24 @@ def run_id_problem(run_id: str) -> str | None:
     return None
 
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _encode_made_once() -> Callable[[Any], str]:
+    """`_encoder.encode`, with its C half made once and not once a value (2 of 3 µs). Without that half, the encoder itself.
+
+    No markers for circular values: parsed JSON has none, and they would outlive a value that was refused.
+    """
+    try:
+        parts = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, _encoder.default, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, False
+        )
+    except (AttributeError, TypeError):
+        return _encoder.encode
+    return lambda value: "".join(parts(value, 0))
+
+
+_encode = _encode_made_once()
 
 
 def canonical_json(value: Any) -> str:
@@ -55,6 +73,7 @@ def _finite(number: str) -> float:
 
 
 _decoder = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_OPENING = frozenset("{[")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_NUMBER = re.compile(f"[0-9]{{{JSON_DIGITS + 1}}}")
 _BRACKET = re.compile(r"[\[\]{}]")
@@ -69,6 +88,10 @@ def parse_json(text: str) -> Any:
     """
     if len(text) > JSON_DIGITS or text.count("[") + text.count("{") > JSON_DEPTH:
         _refuse_excess(_STRING.sub("", text))
+    if text[:1] in _OPENING:  # the common case, and half the cost: no white space around it
+        value, end = _decoder.raw_decode(text)
+        if end == len(text):
+            return value
     return _decoder.decode(text)
 
 
