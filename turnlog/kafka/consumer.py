@@ -11,6 +11,8 @@ What a real cluster taught us (tests/integration/test_kafka_rebalance.py holds e
 - The library lets one thread at a time into a consumer (confluent-kafka 2.16): a call of another thread waits, asleep, for the poll that is
   under way to end, and beside a thread that polls again at once it may wait for ever (300 commits beside a loop of 10 ms polls: stuck
   within the first 20). So commits of other threads are handed to the polling one, and positions are asked of an admin client.
+- A static member that slept through its session joins again by itself; a commit of the old membership that is answered meanwhile
+  fences it by its own instance id, and the error is fatal: not every fatal error means a second process.
 - A static member that closes stays in the group: its partitions wait for it until the session ends. One that unsubscribes
   first does leave: the others have its partitions after one heartbeat.
 """
