@@ -16,6 +16,8 @@ CENTRE = {"turnlog.core", "turnlog.codec", "turnlog.settings"}
 ALLOWED: dict[str, set[str]] = {
     "turnlog.core": set(),
     "turnlog.settings": set(),
+    "turnlog.blobs": {"turnlog.core"},
+    "turnlog.schema_check": {"turnlog.core"},
     "turnlog.codec": {"turnlog.core"},
     "turnlog.obs": {"turnlog.settings"},
     "turnlog.kafka": CENTRE | {"turnlog.obs"},
