@@ -205,9 +205,8 @@ def floor_runs_ahead_of_a_gap(set_: Any) -> None:
 @mutant("J09")
 def plain_commit(set_: Any) -> None:
     """Commits lose the pointer; the positions of the last fence are not used either."""
-    import services.loop.owner as owner
-
-    real = owner.positions
+    from services.loop import owner
+    from services.loop.positions import positions as real
 
     def positions(*given: Any, **named: Any) -> dict[Partition, Position]:
         return {where: Position(at.offset) for where, at in real(*given, **named).items()}
