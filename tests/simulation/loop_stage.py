@@ -155,6 +155,10 @@ class Stage:
 
     # ------------------------------------------------------------ what the logs say
 
+    def cluster_steps(self, run_id: str) -> list[Received]:
+        """Records with this key, also those that are no journal record."""
+        return [record for record in self.cluster.log(JOURNAL) if record.key == run_id.encode()]
+
     def journal(self, run_id: str = "", index: int = 0) -> list[Entry]:
         """Every record of the journal partition, or those of one run."""
         found = []
