@@ -120,7 +120,7 @@ def play(
     report = Report(options.play, len(script.recordings), truth="derived" if script.derived else "file")
     with stage(plan, tell.line) as system:
         began = time.monotonic()
-        played, chaos = _converse(system, script, options, tell)
+        played, chaos = converse(system, script, options, tell)
         report.seconds = round(time.monotonic() - began, 3)
         report.finished = sum(not one.problem for one in played)
         report.problems = [f"{one.run_id}: {one.problem}" for one in played if one.problem]
@@ -131,9 +131,10 @@ def play(
     return report
 
 
-def _converse(
+def converse(
     system: System, script: Script, options: argparse.Namespace, tell: "Teller"
 ) -> tuple[list[Played], Chaos | None]:
+    """Publishes the agents and plays everything against a running system, with chaos if the options say so."""
     settings = Settings()
     cluster, codec, prefix = connected(system.bootstrap, settings)
     publish(agents_for(script.recordings), cluster, codec, prefix)
