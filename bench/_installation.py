@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def service_environment(prefix: str, partitions: int) -> dict[str, str]:
         "TURNLOG_LOG__LEVEL": "INFO",
         "TURNLOG_LOG__FORMAT": "json",
     }
+
+
+def own_prefix(name: str) -> str:
+    """A prefix that no earlier run has used: a named cluster keeps what it was given."""
+    return f"{name}-{uuid.uuid4().hex[:8]}."
+
+
+def remove_topics(bootstrap: str, prefixes: Sequence[str]) -> None:
+    """Leave a cluster that is not ours as it was found."""
+    admin = cluster_of(bootstrap).admin()
+    try:
+        admin.delete_topics([name for name in admin.topics() if name.startswith(tuple(prefixes))])
+    finally:
+        admin.close()
 
 
 def bootstrap_in(environment: Mapping[str, str]) -> str:

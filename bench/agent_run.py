@@ -31,18 +31,21 @@ from bench._installation import (
     define_agents,
     journal_end,
     make_topics,
+    own_prefix,
+    remove_topics,
     service_environment,
     state_directory,
 )
 from bench._remote import Remote
-from bench.limit import WARM_UP, WARM_UP_LOAD, Limit, arguments, topics_for_limit
+from bench.limit import PREFIX as LIMIT_PREFIX
+from bench.limit import Limit, arguments, topics_for_limit
 from turnlog.codec import Codec
 from turnlog.kafka.port import Partition
 from turnlog.kafka.topics import topic_name
 from turnlog.local.service import Service, ServiceSpec
 from turnlog.local.supervisor import System, stopping_on_signals
 
-PREFIX = "bench."
+PREFIX = own_prefix("bench")
 UNITS = 13
 PHASES = ("seq", "load", "recover", "takeover")
 _DRAIN_S = 120.0
@@ -54,7 +57,7 @@ Action = Callable[[], None]
 class Product:
     """A running Turnlog, and what is measured of it. Use in a `with` block."""
 
-    def __init__(self, system: System, partitions: int, processes: int) -> None:
+    def __init__(self, system: System, partitions: int, processes: int, warm_up: int) -> None:
         self._system = system
         self._partitions = partitions
         self._cluster = cluster_of(system.bootstrap)
@@ -65,8 +68,8 @@ class Product:
         system.add(*(_loop(name, ordinal) for ordinal, name in enumerate(self._loops)), _worker())
         self._client = Remote("client", _client.client, system.bootstrap, PREFIX)
         self._client.wait_ready()
-        self._client.ask("load", "warm", WARM_UP_LOAD, 100)
-        self._client.ask("seq", WARM_UP)
+        self._client.ask("load", "warm", warm_up, 100)
+        self._client.ask("seq", 1 + warm_up // 20)
 
     def _pids(self) -> dict[str, int]:
         pids = {service.name: service.pid for service in self._system.services}
@@ -77,7 +80,10 @@ class Product:
 
     def seq(self, runs: int) -> Figures:
         """One run at a time."""
-        return {"runs": runs, **latencies(self._client.ask("seq", runs))}
+        before = journal_end(self._admin, PREFIX, self._partitions)
+        found = latencies(self._client.ask("seq", runs))
+        records = journal_end(self._admin, PREFIX, self._partitions) - before
+        return {"runs": runs, **found, "journal_records_per_run": round(records / runs, 2)}
 
     def load(self, runs: int, in_flight: int) -> Figures:
         """Many at a time."""
@@ -177,6 +183,8 @@ def measure(options: Namespace) -> Figures:
     before = machine()
     with stopping_on_signals(), state_directory() as state, _system(state, options) as system:
         found = _rounds(system, options)
+        if system.broker is None:
+            remove_topics(system.bootstrap, [PREFIX, LIMIT_PREFIX])
     return {
         **found,
         "settings": _settings(options),
@@ -199,10 +207,10 @@ def _rounds(system: System, options: Namespace) -> Figures:
     """Rounds of product and limit in turns, then what ends with a kill."""
     broker = system.broker.pid if system.broker is not None else None
     found: Figures = {}
-    with Product(system, options.partitions, options.processes) as product:
+    with Product(system, options.partitions, options.processes, options.warm_up) as product:
         repeated = [phase for phase in ("seq", "load") if phase in options.phases]
         if repeated:
-            with Limit(system.bootstrap, broker) as limit:
+            with Limit(system.bootstrap, broker, options.warm_up) as limit:
                 found = _alternate(product, limit, repeated, options)
         for phase, act in (("recover", product.recover), ("takeover", product.takeover)):
             if phase in options.phases:

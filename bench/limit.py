@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 
 from bench import _hops
 from bench._figures import Figures, Meter, latencies, machine, middle, progress, quiet_clients, table
-from bench._installation import TOOLSET, bootstrap_in, cluster_of, make_topics, state_directory
+from bench._installation import (
+    TOOLSET,
+    bootstrap_in,
+    cluster_of,
+    make_topics,
+    own_prefix,
+    remove_topics,
+    state_directory,
+)
 from bench._remote import Remote
 from turnlog.kafka.topics import topic_name
 from turnlog.local.supervisor import System, stopping_on_signals
 
-PREFIX = "limit."
-WARM_UP, WARM_UP_LOAD = 50, 1000
-"""Runs before anything counts: the broker's compiler needs some hundred thousand calls."""
+PREFIX = own_prefix("limit")
 
 
 class Limit:
     """The three processes, ready to be measured. Use in a `with` block."""
 
-    def __init__(self, bootstrap: str, broker_pid: int | None) -> None:
+    def __init__(self, bootstrap: str, broker_pid: int | None, warm_up: int) -> None:
         wires = _hops.Wires(
             bootstrap,
             topic_name(PREFIX, "commands"),
@@ -45,8 +53,8 @@ class Limit:
         self.pids = {each.name.removeprefix("limit-"): each.pid for each in self._all}
         if broker_pid is not None:
             self.pids["broker"] = broker_pid
-        self._client.ask("load", WARM_UP_LOAD, 100)
-        self._client.ask("seq", WARM_UP)
+        self._client.ask("load", warm_up, 100)
+        self._client.ask("seq", 1 + warm_up // 20)
 
     def seq(self, runs: int) -> Figures:
         """One run at a time."""
@@ -92,10 +100,31 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--in-flight", type=int, default=200, help="runs under way in `load` (200)")
     parser.add_argument("--partitions", type=int, default=4, help="partitions of the co-partitioned topics (4)")
     parser.add_argument(
+        "--warm-up", type=int, default=1000, help="runs before anything counts: the broker compiles (1000)"
+    )
+    parser.add_argument(
         "--fsync", action="store_true", help="force every append of the journal to disk (flush.messages=1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
+
+
+def _system(state: Path, options: argparse.Namespace) -> System:
+    def prepare(environment: Mapping[str, str]) -> None:
+        topics_for_limit(bootstrap_in(environment), options.partitions, fsync=options.fsync)
+
+    return System.start(state, prepare=prepare, port=0, progress=progress)
+
+
+def _rounds(system: System, options: argparse.Namespace) -> tuple[list[Figures], list[Figures]]:
+    seq, load = [], []
+    broker = system.broker.pid if system.broker is not None else None
+    with Limit(system.bootstrap, broker, options.warm_up) as limit:
+        for number in range(options.rounds):
+            progress(f"round {number + 1} of {options.rounds}")
+            seq.append(limit.seq(options.seq_runs))
+            load.append(limit.load(options.runs, options.in_flight))
+    return seq, load
 
 
 def main() -> None:
@@ -103,15 +132,10 @@ def main() -> None:
     parser.description = __doc__
     options = parser.parse_args()
     quiet_clients()
-    seq, load = [], []
-    with stopping_on_signals(), state_directory() as state, System.start(
-        state, prepare=lambda env: topics_for_limit(bootstrap_in(env), options.partitions, fsync=options.fsync),
-        port=0, progress=progress,
-    ) as system, Limit(system.bootstrap, system.broker.pid if system.broker else None) as limit:  # fmt: skip
-        for number in range(options.rounds):
-            progress(f"round {number + 1} of {options.rounds}")
-            seq.append(limit.seq(options.seq_runs))
-            load.append(limit.load(options.runs, options.in_flight))
+    with stopping_on_signals(), state_directory() as state, _system(state, options) as system:
+        seq, load = _rounds(system, options)
+        if system.broker is None:
+            remove_topics(system.bootstrap, [PREFIX])
     found = {"seq": middle(seq), "load": middle(load), "fsync": options.fsync, "machine": machine()}
     print(json.dumps(found) if options.json else "\n".join(table(found, "limit")))
 
