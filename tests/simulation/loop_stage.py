@@ -201,6 +201,12 @@ class Stage:
         slot = self.table(process).slots.get(run_id)
         return slot.state if slot is not None else None
 
+    def make_anew(self, topic: str) -> None:
+        """Deleted and created: empty, with an id that differs where real ones do, from the first character on."""
+        self.numbers += 1
+        self.cluster.recreate(topic)
+        self.cluster.topic(topic).topic_id = f"{self.numbers}-anew"
+
     # ------------------------------------------------------------ the network by hand
 
     def move(self, kind: MoveKind, topic: str = TOPICS.journal, *, times: int = 1) -> int:
