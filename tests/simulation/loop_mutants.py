@@ -12,13 +12,15 @@ from typing import Any
 
 from services.loop.known_runs import KnownRuns
 from services.loop.memory import RunMemory
+from services.loop.outbox import Outbox
 from services.loop.owner import PartitionOwner
 from services.loop.runs import RunSlot
+from services.loop.service import InstanceTaken, LoopService
 from services.loop.table import RunTable
 from tests.simulation.loop_world import Plan, World
-from turnlog.kafka import fenced, opening, ownership
-from turnlog.kafka.fenced import FENCE, Pointer, RecordHeader, header_of
-from turnlog.kafka.ownership import End, FencedWriter, Ownership
+from turnlog.kafka import fenced, opening
+from turnlog.kafka.fenced import FENCE, Pointer, RecordHeader, header_of, value_digest
+from turnlog.kafka.ownership import FencedWriter, Ownership
 from turnlog.kafka.port import Delivered, Partition, Position, Received
 
 Patch = Callable[[Callable[[Any, str, Any], None]], None]
@@ -28,11 +30,32 @@ MUTANTS: dict[str, Patch] = {}
 
 
 def mutant(rule: str) -> Callable[[Patch], Patch]:
+    """Adds the mutant under `<rule>_<name>`; its docstring or name says what was taken out."""
+
     def add(patch: Patch) -> Patch:
         MUTANTS[f"{rule}_{patch.__name__}"] = patch
         return patch
 
     return add
+
+
+class Mutated:
+    """The product with one mutant in it, inside a `with`."""
+
+    def __init__(self, name: str) -> None:
+        self._patch = MUTANTS[name]
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def _set(self, target: Any, attribute: str, value: Any) -> None:
+        self._undo.append((target, attribute, target.__dict__[attribute]))
+        setattr(target, attribute, value)
+
+    def __enter__(self) -> None:
+        self._patch(self._set)
+
+    def __exit__(self, *_: object) -> None:
+        for target, attribute, value in reversed(self._undo):
+            setattr(target, attribute, value)
 
 
 @mutant("J01")
@@ -170,14 +193,13 @@ def errors_end_nothing(set_: Any) -> None:
 
 @mutant("J07")
 def reports_of_the_old_producer_count(set_: Any) -> None:
-    real = FencedWriter.settle
+    real = FencedWriter.renew
 
-    def settle(self: Any) -> int:
-        for i, (_, ticket, report) in enumerate(list(self._reports)):
-            self._reports[i] = (self._life, ticket, report)
-        return real(self)
+    def renew(self: Any, reason: str) -> None:
+        real(self, reason)
+        self._life -= 1
 
-    set_(FencedWriter, "settle", settle)
+    set_(FencedWriter, "renew", renew)
 
 
 @mutant("J08")
@@ -250,14 +272,12 @@ def parked_with_effects_under_way(set_: Any) -> None:
 
 @mutant("J11")
 def seen_not_checked(set_: Any) -> None:
-    def passed(self: Any, slot: RunSlot, draft: Any, item: Any, record: Received) -> None: ...
-
     real = RunTable._take
 
     def take(self: Any, slot: RunSlot, draft: Any, item: Any, *rest: Any) -> int:
         kept, slot.seen = slot.seen, {}
         try:
-            return real(self, slot, draft, item._replace(command_id=""), *rest)
+            return real(self, slot, draft, item, *rest)
         finally:
             slot.seen = kept
 
@@ -318,27 +338,225 @@ def trimmed_beyond_open_runs(set_: Any) -> None:
 
 @mutant("J16")
 def timers_before_the_backlog(set_: Any) -> None:
-    set_(PartitionOwner, "timely", property(lambda self: True))
+    from services.loop.positions import Progress
+
+    set_(Progress, "caught_up", property(lambda self: True))
+
+
+@mutant("J01")
+def any_number_and_hash_follow(set_: Any) -> None:
+    def step(self: Any, key: str, offset: int, value: bytes, header: RecordHeader) -> Any:
+        trail = self.trails.get(key)
+        if trail is None:
+            trail = fenced.Trail(header.step, value_digest(value), offset, len(value), self.mark, header.wake, header.end)
+            self._keep(key, trail, offset)
+        else:
+            trail.add_step(offset, len(value), value_digest(value), header.wake, header.end)
+        return fenced.Verdict.STEP
+
+    set_(fenced.PartitionFold, "_step", step)
+
+
+@mutant("J02")
+def one_producer_for_everything(set_: Any) -> None:
+    real = Outbox.__init__
+
+    def init(self: Any, cluster: Any) -> None:
+        real(self, cluster)
+        self._producer.name = "journal"
+
+    set_(Outbox, "__init__", init)
+
+
+@mutant("J03")
+def unmoved_positions_expire(set_: Any) -> None:
+    from services.loop import owner
+
+    set_(owner, "DAY_MS", 1 << 50)
+
+
+@mutant("J03")
+def stays_although_its_id_was_taken(set_: Any) -> None:
+    real = LoopService._poll
+
+    def poll(self: Any) -> list[Received]:
+        try:
+            return real(self)
+        except InstanceTaken:
+            return []
+
+    set_(LoopService, "_poll", poll)
+
+
+@mutant("J04")
+def token_used_before_its_acknowledgement(set_: Any) -> None:
+    real = FencedWriter.append_fence
+
+    def append_fence(self: Any, index: int, value: bytes, token: bytes, done: Any) -> None:
+        end = self._cluster.admin().ends([Partition(self.topic, index)])[Partition(self.topic, index)][1]
+        real(self, index, value, token, lambda *_: None)
+        done(end, None)
+
+    set_(FencedWriter, "append_fence", append_fence)
+
+
+@mutant("J07")
+def fenced_again_without_asking(set_: Any) -> None:
+    real = opening.Opening._on_looked
+
+    def on_looked(self: Any, looked: Any) -> None:
+        self._confirm_first = False
+        real(self, looked)
+
+    set_(opening.Opening, "_on_looked", on_looked)
+
+
+@mutant("J08")
+def bases_grow_old(set_: Any) -> None:
+    set_(RunMemory, "_move_floor", lambda self: None)
+
+
+@mutant("J08")
+def steps_outgrow_their_base(set_: Any) -> None:
+    set_(RunMemory, "snapshot_due", lambda self, slot: False)
+
+
+@mutant("J08")
+def floor_ignores_open_runs(set_: Any) -> None:
+    set_(RunMemory, "oldest_base", lambda self, default: default)
+
+
+@mutant("J09")
+def everything_is_read(set_: Any) -> None:
+    real = opening.restore
+
+    def restore(reader: Any, journal: Any, looked: Any, *rest: Any) -> Any:
+        return real(reader, journal, looked._replace(pointer=None), *rest)
+
+    set_(opening, "restore", restore)
+
+
+@mutant("J09")
+def last_fence_not_asked(set_: Any) -> None:
+    set_(opening, "_last_fence", lambda *_: None)
+
+
+@mutant("J10")
+def loading_sends_everything_again(set_: Any) -> None:
+    from services.loop import memory
+
+    set_(memory, "EVERYTHING_LEFT", 0)
+    real = RunMemory._loaded
+
+    def loaded(self: Any, slot: RunSlot, *rest: Any) -> None:
+        self._unresumed.add(slot.run_id)
+        real(self, slot, *rest)
+
+    set_(RunMemory, "_loaded", loaded)
+
+
+@mutant("J10")
+def hashes_unchecked(set_: Any) -> None:
+    from services.loop import runs
+    from turnlog.core.state import RunState
+
+    def begin(entry: Any, state: Any, digest: Any) -> Any:
+        return RunState(entry.run_id, entry.rules) if state is None else state
+
+    set_(runs, "_begin", begin)
+
+
+@mutant("J13")
+def unsure_repairs_are_dropped(set_: Any) -> None:
+    real = PartitionOwner._repair
+
+    def repair(self: Any) -> None:
+        if self._ownership is not None and self._ownership.unsure:
+            self._repairs.clear()
+        real(self)
+
+    set_(PartitionOwner, "_repair", repair)
+
+
+@mutant("J13")
+def refusals_hold_nothing(set_: Any) -> None:
+    real = RunTable._refused
+
+    def refused(self: Any, slot: RunSlot, call_key: str, attempt: int, problem: Any, done: Any) -> None:
+        done()
+        real(self, slot, call_key, attempt, problem, lambda: None)
+
+    set_(RunTable, "_refused", refused)
+
+
+@mutant("J15")
+def ids_not_compared(set_: Any) -> None:
+    set_(opening, "_check_ids", lambda *_: None)
+
+
+@mutant("J15")
+def pointers_end_not_compared(set_: Any) -> None:
+    real = Pointer.decode
+
+    def decode(text: str) -> Pointer | None:
+        found = real(text)
+        return found and found._replace(end=0)
+
+    set_(Pointer, "decode", staticmethod(decode))
+
+
+@mutant("J15")
+def lower_offsets_are_fine(set_: Any) -> None:
+    real = Ownership.acknowledged
+
+    def acknowledged(self: Any, ticket: Any, report: Delivered) -> None:
+        if report.offset is not None and report.offset < self.expected:
+            self.expected = report.offset
+        real(self, ticket, report)
+
+    set_(Ownership, "acknowledged", acknowledged)
+
+
+@mutant("J15")
+def a_cut_is_forgotten(set_: Any) -> None:
+    set_(PartitionOwner, "_remember_cut", lambda self: None)
+
+
+@mutant("J15")
+def epochs_begin_anew(set_: Any) -> None:
+    real = PartitionOwner.read_fence
+
+    def read_fence(self: Any, record: Received) -> Any:
+        found = real(self, record)
+        return found and found._replace(epoch=0)
+
+    set_(PartitionOwner, "read_fence", read_fence)
+
+
+@mutant("J16")
+def the_owners_clock_for_messages(set_: Any) -> None:
+    real = RunTable._queued
+
+    def queued(self: Any, arrival: Any) -> Any:
+        found = real(self, arrival)
+        return found._replace(message=found.message._replace(at=self._shell.now()))
+
+    set_(RunTable, "_queued", queued)
+
+
+@mutant("J16")
+def sleep_goes_unnoticed(set_: Any) -> None:
+    set_(PartitionOwner, "slept", lambda self: None)
 
 
 def caught(name: str, seeds: range, plan: Plan | None = None) -> tuple[int, str] | None:
     """(seed, what was noticed) of the first seed that notices the mutant."""
-    undo: list[tuple[Any, str, Any]] = []
-
-    def set_(target: Any, attribute: str, value: Any) -> None:
-        undo.append((target, attribute, target.__dict__[attribute]))
-        setattr(target, attribute, value)
-
-    MUTANTS[name](set_)
-    try:
+    with Mutated(name):
         for seed in seeds:
             try:
                 World(seed, plan).run()
-            except Exception as problem:
+            except Exception as problem:  # noqa: BLE001 - a mutant may break anything in any way
                 return seed, f"{type(problem).__name__}: {problem}"
-    finally:
-        for target, attribute, value in reversed(undo):
-            setattr(target, attribute, value)
     return None
 
 

@@ -10,7 +10,18 @@ from tests.simulation.loop_actors import AGENTS, MANIFESTS
 from tests.simulation.loop_process import CODEC, GROUP, REQUESTS, TOPICS, LoopProcess
 from turnlog.core.events import ModelAnswer, ModelFailure, RecordedCall
 from turnlog.core.records import (
-    CancelRun, Command, CommandOutcome, DeadLetter, Fence, JournalRecord, ResumeRun, RunSummary, SendInput, StartRun, ToolRequest, ToolResult,
+    CancelRun,
+    Command,
+    CommandOutcome,
+    DeadLetter,
+    Fence,
+    JournalRecord,
+    ResumeRun,
+    RunSummary,
+    SendInput,
+    StartRun,
+    ToolRequest,
+    ToolResult,
 )  # fmt: skip
 from turnlog.core.state import RunState
 from turnlog.core.transcript import ModelRequest

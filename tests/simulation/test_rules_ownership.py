@@ -13,7 +13,7 @@ from tests.simulation.loop_process import GROUP, REQUESTS, TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, Stage, answers, one_call, two_calls
 from turnlog.kafka.fenced import FENCE, SNAPSHOT, STEP, PartitionFold, RecordHeader, Verdict, header_of, headers_of
 from turnlog.kafka.ownership import End, FencedWriter, Ownership
-from turnlog.kafka.port import Delivered, Fatal, LogError, NotOwner, Partition, Rebalancing, Received
+from turnlog.kafka.port import Fatal, LogError, NotOwner, Partition, Rebalancing, Received
 from turnlog.testing import MemoryCluster
 
 A, B = b"a" * 16, b"b" * 16
@@ -506,20 +506,14 @@ def test_j07_an_unknown_fate_ends_every_ownership_of_the_producer(fault: str) ->
 
 def test_j07_what_a_dead_producer_still_reports_counts_for_nothing() -> None:
     scene = Scene()
+    fences: list[int | None] = []
     scene.append("one")
-    scene.move("land")
-    reports = scene.writer._reports
-    reports.append((scene.writer._life, None or _ticket(scene, "lost"), Delivered("journal", 0, None, Fatal("gone"))))
-    reports.append((scene.writer._life, _ticket(scene, "late"), Delivered("journal", 0, 1, None)))
-    scene.own.in_flight += 2
+    scene.writer.append_fence(1, b"fence", B, lambda offset, error: fences.append(offset))
+    scene.cluster.release()
+    scene.writer.poll(0)  # both are acknowledged, and nobody has looked yet
+    scene.writer.renew("another record's fate is unknown")
     scene.writer.settle()
-    assert (scene.teller.told, scene.teller.ends) == ([], [End.PRODUCER])
-
-
-def _ticket(scene: Scene, name: str) -> Any:
-    from turnlog.kafka.ownership import _Appended
-
-    return _Appended(scene.own, name)
+    assert (scene.teller.told, scene.teller.ends, fences) == ([], [End.PRODUCER], [None])
 
 
 def test_j07_the_partition_is_opened_again_and_nothing_is_lost() -> None:
