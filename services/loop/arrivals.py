@@ -67,7 +67,7 @@ class Reception:
 
     def _body(self, record: Received, command: Command) -> Arrival | Reject:
         body: Body | None = None
-        match command:
+        match command if _has_one_body(command) else None:
             case Command(kind="start", start=StartRun() as start):
                 too_large = _start_problem(start)
                 if too_large is not None:
@@ -102,6 +102,12 @@ class Reception:
             return Reject(record, "bad_result", f"status must be ok or error, not {result.status!r}")
         body = Outcome(result.status, result.content, result.error, result.retryable, result.fatal, result.worker)
         return Arrival(result.run_id, record, "", "result", body, None, result.call_key, result.attempt)
+
+
+def _has_one_body(command: Command) -> bool:
+    """Two would leave open which one was meant."""
+    bodies = (command.start, command.input, command.cancel, command.resume)
+    return bodies.count(None) == len(bodies) - 1
 
 
 def _start_problem(start: StartRun) -> str | None:
