@@ -19,20 +19,18 @@ from services.loop.outbox import Unacked
 from services.loop.projections import open_until
 from services.loop.runs import Queued, RunSlot
 from services.loop.shell import Counters, Shell
-from turnlog.codec import Unencodable, Unreadable
+from turnlog.codec import Unencodable
 from turnlog.core.decide import advance, decide
 from turnlog.core.errors import CoreError
 from turnlog.core.events import Event, Message, ModelAnswer, ModelFailure, Refusal
 from turnlog.core.pending import due_timers, model_due, model_request, next_wake
-from turnlog.core.records import InputRef, JournalRecord, Snapshot
-from turnlog.core.snapshot import to_json
+from turnlog.core.records import InputRef, JournalRecord
 from turnlog.core.state import RunState
 from turnlog.kafka.fenced import SNAPSHOT, STEP, RecordHeader, Trail, value_digest
-from turnlog.kafka.jobs import LOADING
 from turnlog.kafka.opening import Restored
 from turnlog.kafka.ownership import Ownership
 from turnlog.kafka.partitioner import partition_of
-from turnlog.kafka.port import LogError, Partition, Received, TooLarge
+from turnlog.kafka.port import LogError, Received, TooLarge
 
 if TYPE_CHECKING:
     from services.loop.owner import PartitionOwner

@@ -166,6 +166,9 @@ class Stage:
 
     # ------------------------------------------------------------ what the logs say
 
+    def partition(self, topic: str, index: int = 0) -> Partition:
+        return Partition(topic, index)
+
     def cluster_steps(self, run_id: str) -> list[Received]:
         """Records with this key, also those that are no journal record."""
         return [record for record in self.cluster.log(JOURNAL) if record.key == run_id.encode()]

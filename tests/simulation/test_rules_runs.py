@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 
 from services.loop.known_runs import KnownRuns, state_headers
-from tests.simulation.loop_process import CODEC, GROUP, TOPICS, LoopProcess
+from tests.simulation.loop_process import GROUP, TOPICS, LoopProcess
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, STATES, Stage, answers, one_call
 from turnlog.core.events import ModelAnswer, ModelFailure
-from turnlog.core.records import Command, StartRun
 from turnlog.core.transcript import ModelRequest
 from turnlog.kafka.fenced import Pointer
 from turnlog.kafka.opening import look, restore
-from turnlog.kafka.partitioner import partition_of
 from turnlog.kafka.port import Partition, Received, Retryable
 
 EFFECTS = (TOPICS.run_state, TOPICS.ledger, TOPICS.outcomes, TOPICS.dead_letters, "tool-requests.work")
@@ -181,29 +179,6 @@ def test_j08_a_blob_store_that_is_full_costs_the_snapshot_and_not_the_run() -> N
         stage.spin(process, ms=100)
     assert "snapshot" not in [entry.header.kind for entry in stage.journal("r1")]
     assert stage.stage_of(process) == "live"
-
-
-def test_a_step_too_large_is_split_and_keeps_its_order() -> None:
-    stage = Stage(answers, step_bytes=1_500, latency_ms=1_000.0)
-    process = stage.live()
-    stage.cluster.hold(TOPICS.journal)
-    stage.run("r1", agent="talk")
-    stage.spin(process)
-    given = [stage.input("r1", f"{n} " + "y" * 500) for n in range(7)]
-    stage.cluster.release()
-    stage.spin(process, rounds=12)
-    steps = [[e.payload.command_id for e in entry.record.events if e.kind == "input_received"] for entry in stage.journal("r1")]  # type: ignore[union-attr]
-    assert [each for step in steps for each in step] == given
-    assert len([step for step in steps if step]) >= 3
-    assert all(len(entry.raw.value or b"") <= 1_500 for entry in stage.journal("r1"))
-
-
-def test_an_answer_that_fits_in_no_step_fails_the_run_and_nothing_is_cut() -> None:
-    stage = Stage(lambda request: ModelAnswer("x" * 5_000, (), "stop"), step_bytes=3_000)
-    process = stage.live()
-    stage.run("r1")
-    stage.spin(process)
-    assert stage.kinds("r1")[-2:] == ["model_failed", "run_failed"]
 
 
 # ---------------------------------------------------------------- J9
@@ -584,35 +559,6 @@ def test_j12_a_command_for_nobody_is_refused_and_a_result_for_nobody_a_dead_lett
     stage.spin(process, ms=100)
     assert [o.outcome for o in stage.outcomes(told)] == ["refused"]
     assert stage.committed(COMMANDS) == 1
-
-
-def test_a_refused_start_leaves_no_run_behind() -> None:
-    stage = Stage(answers)
-    process = stage.live()
-    told = stage.command("r1", "start", start=StartRun("work", input="x" * 200_000, labels=tuple((f"l{n}", "é" * 7_000) for n in range(1))))
-    stage.spin(process, ms=100)
-    assert stage.outcomes(told)
-    unknown = stage.run("r2", agent="nobody")
-    stage.spin(process, ms=100, rounds=8)
-    assert [o.outcome for o in stage.outcomes(unknown)] == ["refused"]
-    again = stage.run("r2")
-    stage.spin(process, ms=100, rounds=8)
-    assert [o.outcome for o in stage.outcomes(again)] == ["accepted"]
-
-
-def test_a_misrouted_command_is_sent_on_once() -> None:
-    stage = Stage(answers, partitions=2)
-    process = stage.live()
-    run_id = next(f"r{n}" for n in range(50) if partition_of(f"r{n}".encode(), 2) == 1)
-    stage.run(run_id, index=0)
-    stage.spin(process, ms=100, rounds=8)
-    assert stage.journal(run_id, index=1)
-    assert not stage.journal(run_id, index=0)
-    assert process.shell.counters.rerouted == 1
-    command = CODEC.encode(Command("c99", run_id, "start", start=StartRun("work")))
-    stage.producer.produce(TOPICS.commands, command, key=run_id.encode(), partition=0, headers=[("rerouted", b"1")])
-    stage.spin(process, ms=100, rounds=8)
-    assert [letter.reason for letter in stage.letters()] == ["misrouted"]
 
 
 def test_j12_known_runs_are_those_with_a_record_and_those_just_let_go() -> None:
