@@ -22,7 +22,7 @@ def test_a_restore_equals_a_fold_of_everything() -> None:
 
 @pytest.mark.slow
 def test_a_restore_equals_a_fold_of_everything_in_many_histories() -> None:
-    assert first_difference(20_000, SEED + 1) == ""
+    assert first_difference(5_000, SEED + 1) == ""
 
 
 class CountsVoidSnapshots(PartitionFold):

@@ -276,7 +276,7 @@ class AnyRun(RuleBasedStateMachine):
 
 
 FEW = settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
-MANY = settings(FEW, max_examples=3_000, stateful_step_count=80)
+MANY = settings(FEW, max_examples=400, stateful_step_count=60)
 
 
 def test_invariants_hold_under_any_messages() -> None:
