@@ -50,6 +50,13 @@ MOVES = [
     ("start", 1.2), ("freeze", 0.5), ("thaw", 2.0), ("hear", 1.5), ("drain", 0.15), ("refuse_commit", 0.5), ("forget", 0.12), ("compact", 0.3),
     ("take_id", 0.1),
 ]  # fmt: skip
+PROFILES: dict[str, dict[str, float]] = {
+    "even": {},
+    "rough": {"fault": 4.0, "crash": 5.0, "freeze": 3.0, "hear": 0.5, "start": 3.0, "forget": 3.0, "take_id": 4.0},
+    "slow": {"network": 0.25, "job": 0.4, "freeze": 2.0, "fault": 2.0},
+    "busy": {"client": 3.0, "worker": 2.0, "clock": 0.3, "crash": 2.0},
+}
+"""Weights of moves are multiplied by these; a seed chooses its profile."""
 CALM_MOVES = [move for move in MOVES if move[0] in ("round", "network", "job", "worker", "client", "clock", "compact")]
 
 
@@ -75,8 +82,9 @@ class World:
         self.client.publish_tables()
         self.worker = Worker(self.cluster, self.clock, self.dice)
         self.processes: list[LoopProcess] = []
-        self._asked: set[tuple[bytes, str, int, int]] = set()
         self._started = 0
+        factors = PROFILES[rng.choice(list(PROFILES))]
+        self._moves = [(name, weight * factors.get(name, 1.0)) for name, weight in MOVES]
         self.step = 0
         for _ in range(rng.choice([1, 2, 2, 3])):
             self.start()
@@ -142,7 +150,7 @@ class World:
 
     def rough(self) -> None:
         """`plan.steps` moves by chance, checked after each."""
-        moves = MOVES if self.plan.faults else CALM_MOVES
+        moves = self._moves if self.plan.faults else CALM_MOVES
         while self.step < self.plan.steps:
             self.step += 1
             getattr(self, f"_{self.dice.pick(moves)}")()
