@@ -17,6 +17,7 @@ from turnlog.kafka.admin import KafkaAdmin
 from turnlog.kafka.consumer import KafkaConsumer
 from turnlog.kafka.port import Partition, Position, Refused
 from turnlog.kafka.producer import KafkaProducer
+from turnlog.kafka.quiet import quieten
 from turnlog.kafka.reader import KafkaReader
 
 Property = str | int | float | bool | logging.Logger
@@ -121,6 +122,7 @@ class KafkaCluster:
         _refuse_weakened(config)
         self._given: Mapping[str, Property] = dict(config)
         self._log = logging.getLogger("turnlog.kafka.librdkafka")
+        quieten(self._log.name, "turnlog.kafka.consumer", "turnlog.kafka.producer", "turnlog.kafka.reader")
         self._shared_admin: KafkaAdmin | None = None
         self._lock = threading.Lock()
 
