@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable, Unreadable
-from turnlog.core.agents import AgentSpec, MenuEntry
+from turnlog.core.agents import STRATEGIES, AgentSpec, MenuEntry
 from turnlog.core.events import Start
 from turnlog.core.limits import utf8_size
 from turnlog.core.records import StartRun, ToolManifest, ToolRequest
@@ -108,6 +108,8 @@ class Tables:
             return f"no agent named {start.agent!r} (known: {known}); define it with `turnlog agents apply`"
         if start.agent_version is not None and start.agent_version != agent.version:
             return f"agent {agent.name!r} is at version {agent.version!r}, not {start.agent_version!r}"
+        if agent.strategy not in STRATEGIES:
+            return f"agent {agent.name!r} wants strategy {agent.strategy!r}; this build has {', '.join(STRATEGIES)}"
         menu = self._menu(agent)
         if isinstance(menu, str):
             return menu

@@ -18,11 +18,10 @@ from typing import Any, Final
 import yaml
 
 from turnlog.cli.parsing import seconds
-from turnlog.core.agents import AgentSpec
+from turnlog.core.agents import STRATEGIES, AgentSpec
 from turnlog.core.ids import canonical_json, parse_json, run_id_problem
 from turnlog.core.limits import VALUE_BYTES, utf8_size
 
-STRATEGIES: Final = ("single_shot",)
 TOOL_ERRORS: Final = ("feed_back", "fail")
 TIMES: Final = {"deadline": "deadline_ms", "model_backoff": "model_backoff_ms", "model_timeout": "model_timeout_ms"}
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+STRATEGIES: Final = ("single_shot",)
+"""Loop strategies that this build knows."""
 
 
 class AgentSpec(NamedTuple):
