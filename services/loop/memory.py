@@ -48,7 +48,7 @@ class RunMemory:
         self._recent = restored.recent
         self._mark = restored.effects
         self._unresumed = {
-            key for key, trail in restored.fold.trails.items() if trail.last >= restored.effects and not trail.broken
+            key for key, trail in restored.fold.trails.items() if (trail.last >= restored.effects or trail.overtaken) and not trail.broken
         }
         """Runs whose effects from the mark on have not been sent again yet."""
         self._takeup: list[RunSlot] = []
@@ -94,6 +94,7 @@ class RunMemory:
         if slot.in_flight or slot.state is None or slot.trail is None or not self._table.live:
             return
         self._unresumed.discard(slot.run_id)
+        slot.trail.overtaken = []
         if slot.unsent:
             unsent, slot.unsent = slot.unsent, []
             self._table.effects.send_again(slot, slot.state, unsent, slot.trail)
@@ -113,7 +114,7 @@ class RunMemory:
         if trail is None or slot.loading or slot.state is not None:
             return
         self._shell.counters.loads += 1
-        offsets = trail.offsets
+        offsets = [*trail.overtaken, *trail.offsets]
         recent = [self._recent[offset] for offset in offsets if offset in self._recent]
         if len(recent) == len(offsets):
             try:

@@ -99,7 +99,8 @@ class Loaded(NamedTuple):
 def load(
     run_id: str, trail: Trail, records: Sequence[Received], codec: Codec, validate: Validate, blobs: Blobs, epoch: int, effects: int
 ) -> Loaded:
-    """Fold a run from its base and the steps since, checking every hash of the chain, and decide it again on the way.
+    """Fold a run from its base and the steps since, checking every hash of the chain, and decide it again on the way. Records before
+    the base are steps that a snapshot has overtaken: of them only the effects count.
 
     Raises BadHistory for a chain that does not hold or events this build cannot fold, Unreadable for bytes it cannot read.
     """
@@ -114,7 +115,10 @@ def load(
         entry = codec.decode(value, JournalRecord)
         if entry.run_id != run_id:
             raise BadHistory(f"offset {record.offset} holds a record of run {entry.run_id!r}")
-        if entry.kind == SNAPSHOT:
+        if record.offset < trail.base:
+            if entry.kind != SNAPSHOT and entry.step not in [each.step for each in unsent]:
+                unsent.append(Unsent(record.offset, entry.step, entry.events))
+        elif entry.kind == SNAPSHOT:
             state, digest = _from_snapshot(entry, blobs), entry.prev
         else:
             state = _begin(entry, state, digest)

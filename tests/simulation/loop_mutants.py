@@ -427,6 +427,18 @@ def floor_ignores_open_runs(set_: Any) -> None:
 
 
 @mutant("J09")
+def overtaken_steps_are_forgotten(set_: Any) -> None:
+    real = fenced.Trail.rebase
+
+    def rebase(self: Any, *given: int) -> None:
+        self.overtaken = []
+        real(self, *given)
+
+    set_(fenced.Trail, "rebase", rebase)
+    set_(fenced.PartitionFold, "_earlier", property(lambda self: {}, lambda self, value: None))
+
+
+@mutant("J09")
 def everything_is_read(set_: Any) -> None:
     real = opening.restore
 

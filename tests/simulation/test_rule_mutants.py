@@ -47,6 +47,7 @@ CATCHERS: dict[str, Catcher] = {
     "J09_plain_commit": runs.test_j09_every_commit_carries_the_pointer,
     "J09_floor_without_its_token": runs.test_j09_the_token_in_the_pointer_is_the_one_in_force_at_the_floor,
     "J09_effects_not_sent_again": runs.test_j09_effects_that_never_left_are_sent_again_and_requests_only_where_unanswered,
+    "J09_overtaken_steps_are_forgotten": runs.test_j09_effects_of_steps_that_a_snapshot_overtook_are_sent_again,
     "J09_everything_is_read": runs.test_j09_a_restore_reads_from_the_floor_and_not_what_lies_before,
     "J09_last_fence_not_asked": runs.test_j09_without_offsets_the_last_fence_tells_positions_and_epoch,
     "J10_parked_with_effects_under_way": runs.test_j10_a_run_with_effects_under_way_is_not_parked,

@@ -266,6 +266,30 @@ def test_j09_effects_that_never_left_are_sent_again_and_requests_only_where_unan
     assert len(stage.requests()) == before, "answered ones are not asked for again"
 
 
+def test_j09_effects_of_steps_that_a_snapshot_overtook_are_sent_again() -> None:
+    stage = Stage(one_call)
+    process = stage.live()
+    stage.run("r1", agent="talk")
+    stage.spin(process, ms=100, rounds=6)
+    stage.cluster.hold(TOPICS.ledger)
+    stage.answer(stage.requests()[0])
+    stage.spin(process, ms=100, rounds=6)
+    settled = stage.journal("r1")[-2].offset
+    stage.table(process).memory.snapshot(stage.table(process).slots["r1"])
+    stage.spin(process, ms=100, rounds=6)
+    assert stage.journal("r1")[-1].header.kind == "snapshot"
+    assert stage.pointer().floor <= settled  # type: ignore[union-attr]
+    process.crash()
+    for move in [m for m in stage.cluster.choices(faults=True) if m.kind == "vanish"]:
+        stage.cluster.do(move)
+    stage.cluster.release()
+    stage.clock.advance(6_000)
+    second = stage.live("loop-1")
+    stage.spin(second, ms=100, rounds=6)
+    assert len(list(stage.cluster.log(Partition(TOPICS.ledger, 0)))) == 1
+    assert stage.pointer().effects == stage.pointer().end  # type: ignore[union-attr]
+
+
 def test_j09_without_offsets_the_last_fence_tells_positions_and_epoch() -> None:
     stage = Stage(answers)
     process = stage.live()

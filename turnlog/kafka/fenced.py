@@ -94,7 +94,7 @@ class Verdict(Enum):
 class Trail:
     """What must be kept of a chain that is open: enough to load it and to go on with it (J10)."""
 
-    __slots__ = ("step", "digest", "base", "base_bytes", "base_mark", "since", "since_bytes", "wake", "end", "broken")
+    __slots__ = ("step", "digest", "base", "base_bytes", "base_mark", "since", "since_bytes", "wake", "end", "broken", "overtaken")
 
     def __init__(self, step: int, digest: bytes, base: int, base_bytes: int, base_mark: int, wake: int, end: int) -> None:
         self.step = step
@@ -109,6 +109,8 @@ class Trail:
         self.end = end
         """-1 while the chain goes on; else until when late news may be recorded."""
         self.broken = ""
+        self.overtaken: list[int] = []
+        """Steps before the base whose effects may not have left: a snapshot says nothing of them."""
 
     def add_step(self, offset: int, size: int, digest: bytes, wake: int, end: int) -> None:
         self.step += 1
@@ -153,7 +155,7 @@ class PartitionFold:
     again, J9). Nothing here depends on what comes later, so a verdict never changes.
     """
 
-    __slots__ = ("token", "trails", "counts", "keep_ended_from", "first_token", "fences", "mark", "last_fence")
+    __slots__ = ("token", "trails", "counts", "keep_ended_from", "first_token", "fences", "mark", "last_fence", "_earlier")
 
     def __init__(self, token: bytes | None = None, *, keep_ended_from: int | None = None) -> None:
         self.token = token
@@ -165,6 +167,8 @@ class PartitionFold:
         self.mark = 0
         """Bytes of values met so far."""
         self.last_fence: Received | None = None
+        self._earlier: dict[str, list[int]] = {}
+        """Steps from `keep_ended_from` on, by chain, whose base was not met yet: a snapshot that follows overtakes them."""
 
     def take(self, record: Received) -> Verdict:
         """The verdict on the next record of the partition; folds it."""
@@ -193,6 +197,8 @@ class PartitionFold:
         trail = self.trails.get(key)
         if trail is None:
             if header.step != 0:
+                if self.keep_ended_from is not None and offset >= self.keep_ended_from:
+                    self._earlier.setdefault(key, []).append(offset)
                 return Verdict.EARLIER
             trail = Trail(0, sha256(value).digest(), offset, len(value), self.mark, header.wake, header.end)
             self._keep(key, trail, offset)
@@ -212,11 +218,14 @@ class PartitionFold:
         if header.prev is None:
             return Verdict.UNREADABLE
         if trail is None:
-            self.trails[key] = Trail(header.step, header.prev, offset, size, self.mark, header.wake, header.end)
+            trail = self.trails[key] = Trail(header.step, header.prev, offset, size, self.mark, header.wake, header.end)
+            trail.overtaken = self._earlier.pop(key, [])
             return Verdict.SNAPSHOT
         if trail.broken or (trail.step, trail.digest) != (header.step, header.prev):
             trail.broken = trail.broken or f"snapshot of step {header.step} at offset {offset} does not fit step {trail.step}"
             return Verdict.BROKEN
+        if self.keep_ended_from is not None:
+            trail.overtaken += [each for each in trail.offsets if each >= self.keep_ended_from]
         trail.rebase(offset, size, self.mark)
         return Verdict.SNAPSHOT
 
