@@ -102,11 +102,11 @@ class Effects:
 
     def _ledger(self, entry: LedgerEntry, effects: _StepEffects) -> None:
         s = self._shell
-        s.outbox.send(s.topics.ledger, s.codec.encode(entry), entry.call_key.encode(), effects.add(), partition=self._index)
+        s.outbox.send(s.topics.ledger, s.codec.encode(entry), entry.call_key.encode(), effects.add(), partition=self._index, kept=True)
 
     def _send_outcome(self, outcome: CommandOutcome, done: Callable[[], None]) -> None:
         s = self._shell
-        s.outbox.send(s.topics.outcomes, s.codec.encode(outcome), outcome.command_id.encode(), done)
+        s.outbox.send(s.topics.outcomes, s.codec.encode(outcome), outcome.command_id.encode(), done, kept=True)
 
     # ------------------------------------------------------------ summaries, coalesced
 
@@ -178,7 +178,7 @@ class Effects:
         s = self._shell
         Counters.count(s.counters.dead_letters, reason)
         letter = letter_of(record, reason, detail, "loop", s.now())
-        s.outbox.send(s.topics.dead_letters, s.codec.encode(letter), letter.key, done)
+        s.outbox.send(s.topics.dead_letters, s.codec.encode(letter), letter.key, done, kept=True)
 
     def tombstone(self, key: bytes) -> None:
         s = self._shell

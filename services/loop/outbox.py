@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 Refusing = Callable[[LogError, Callable[[], None]], None]
 
+KEPT_LINGER_MS = 20.0
+
 
 class Unacked:
     """How many effects of each step (by its offset) are not acknowledged yet."""
@@ -46,13 +48,13 @@ class Unacked:
 class Sent:
     """One effect under way. Called with its delivery report, inside the producer's `poll`: it only counts."""
 
-    __slots__ = ("_outbox", "topic", "value", "key", "partition", "headers", "done", "refused")
+    __slots__ = ("_lane", "topic", "value", "key", "partition", "headers", "done", "refused")
 
     def __init__(
-        self, outbox: Outbox, topic: str, value: bytes | None, key: bytes | None, partition: int | None, headers: Headers,
+        self, lane: _Lane, topic: str, value: bytes | None, key: bytes | None, partition: int | None, headers: Headers,
         done: Callable[[], None], refused: Refusing | None,
     ) -> None:  # fmt: skip
-        self._outbox = outbox
+        self._lane = lane
         self.topic = topic
         self.value = value
         self.key = key
@@ -64,34 +66,24 @@ class Sent:
     def __call__(self, report: Delivered) -> None:
         error = report.error
         if error is not None:
-            return self._outbox.failed(self, error)
-        self._outbox.open.pop(self, None)
+            return self._lane.failed(self, error)
+        self._lane.open.pop(self, None)
         self.done()
 
 
-class Outbox:
-    """The producer of everything but the journal. Nothing here waits, except for room in the local queue."""
+class _Lane:
+    """One producer and what it has under way."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._producer: Producer = cluster.producer("effects")
+    def __init__(self, cluster: Cluster, name: str, linger_ms: float) -> None:
+        self._make: Callable[[], Producer] = lambda: cluster.producer(name, linger_ms=linger_ms)
+        self._producer = self._make()
         self.open: dict[Sent, None] = {}
         """In the order of sending, so that what is sent again is sent in that order."""
         self._again: list[Sent] = []
         self._broken = False
         self.lost = 0
-        """Projections that Kafka refused for good; each is in the log."""
 
-    def __len__(self) -> int:
-        return len(self.open)
-
-    def send(
-        self, topic: str, value: bytes | None, key: bytes | None, done: Callable[[], None], *, partition: int | None = None,
-        headers: Headers = (), refused: Refusing | None = None,
-    ) -> None:  # fmt: skip
-        """Send one effect; `done` runs once it is acknowledged. Refused for good, it is `refused` that is
-        called instead, with `done` for when it has dealt with that; without it, `done`."""
-        sent = Sent(self, topic, value, key, partition, headers, done, refused)
+    def send(self, sent: Sent) -> None:
         self.open[sent] = None
         self._produce(sent)
 
@@ -120,10 +112,9 @@ class Outbox:
             self._broken = True
         self._again.append(sent)
 
-    def poll(self, timeout_s: float = 0.0) -> None:
-        """Serve reports; replace a broken producer and send its open effects again."""
+    def poll(self) -> None:
         try:
-            self._producer.poll(timeout_s)
+            self._producer.poll(0.0)
         except LogError as problem:
             _log.error("the effects' producer failed: %s", problem)
             self._broken = True
@@ -135,20 +126,63 @@ class Outbox:
                 self._produce(sent)
 
     def _renew(self) -> None:
-        old, self._producer = self._producer, self._cluster.producer("effects")
+        old, self._producer = self._producer, self._make()
         old.close()  # its open records are reported as failed, which only notes them
         self._broken = False
         self._again = []
         for sent in list(self.open):
             self._produce(sent)
 
-    def flush(self, timeout_s: float) -> int:
-        """Wait for acknowledgements; returns how many effects are still open."""
+    def flush(self, timeout_s: float) -> None:
         try:
             self._producer.flush(timeout_s)
         except LogError as problem:
             _log.warning("flush of effects: %s", problem)
-        return len(self.open)
 
     def close(self) -> None:
         self._producer.close()
+
+
+class Outbox:
+    """The producers of everything but the journal. Nothing here waits, except for room in a local queue.
+
+    Two lanes: what somebody waits for (requests, summaries) goes at once; what is only kept (ledger, outcomes, dead letters) is
+    gathered for 20 ms. In one lane the former queued behind the latter, one batch a partition: 19 % more CPU a run.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._prompt = _Lane(cluster, "effects", 0.0)
+        self._kept = _Lane(cluster, "facts", KEPT_LINGER_MS)
+        self._lanes = (self._prompt, self._kept)
+
+    def __len__(self) -> int:
+        return len(self._prompt.open) + len(self._kept.open)
+
+    @property
+    def lost(self) -> int:
+        """Projections that Kafka refused for good; each is in the log."""
+        return self._prompt.lost + self._kept.lost
+
+    def send(
+        self, topic: str, value: bytes | None, key: bytes | None, done: Callable[[], None], *, partition: int | None = None,
+        headers: Headers = (), refused: Refusing | None = None, kept: bool = False,
+    ) -> None:  # fmt: skip
+        """Send one effect; `done` runs once it is acknowledged. Refused for good, it is `refused` that is
+        called instead, with `done` for when it has dealt with that; without it, `done`. `kept`: nobody waits for it."""
+        lane = self._kept if kept else self._prompt
+        lane.send(Sent(lane, topic, value, key, partition, headers, done, refused))
+
+    def poll(self) -> None:
+        """Serve reports; replace a broken producer and send its open effects again."""
+        for lane in self._lanes:
+            lane.poll()
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait for acknowledgements, as long for each lane; returns how many effects are still open."""
+        for lane in self._lanes:
+            lane.flush(timeout_s)
+        return len(self)
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()

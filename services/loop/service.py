@@ -23,6 +23,8 @@ ASK_WAIT_S = 0.002
 IDLE_WAIT_S = 0.1
 STREAM_BATCH = 5_000
 DRAIN_S = 5.0
+STANDBY_S = 15.0
+"""A member that the group gave nothing for so long stands by for others: that is ready, too."""
 STALL_S = 1.0
 """A process that did nothing for this long slept: what arrived meanwhile is read before timers fire (J16)."""
 
@@ -40,7 +42,7 @@ class LoopService:
         self._on_change = on_change
         self._stopping = False
         self._tick_at = 0.0
-        self._round_at = shell.clock()
+        self._round_at = self._began_at = shell.clock()
 
     # ------------------------------------------------------------ the group's callbacks (inside consumer.poll)
 
@@ -83,6 +85,8 @@ class LoopService:
         """Why this process does not do all of its work; None when it does."""
         if not self.shell.tables.caught_up:
             return "agents and tools are still being read"
+        if not self.owners and self.shell.clock() - self._began_at < STANDBY_S:
+            return "the group has given no partition yet"
         behind = [f"{o.index} {o.stage}" + (f" ({o.reason})" if o.reason else "") for o in self.owners.values() if not o.ready]
         return "partitions: " + "; ".join(behind) if behind else None
 

@@ -93,7 +93,7 @@ def make_shell(
     def reject(record: Received, problem: Unreadable) -> None:
         Counters.count(counters.dead_letters, problem.reason)
         letter = letter_of(record, problem.reason, problem.detail, "loop", now())
-        outbox.send(topics.dead_letters, codec.encode(letter), record.key, lambda: None)
+        outbox.send(topics.dead_letters, codec.encode(letter), record.key, lambda: None, kept=True)
 
     tables = Tables(_table_reader(cluster), codec, topics.agents, topics.manifests, reject)
     return Shell(

@@ -1,7 +1,7 @@
-"""Blocking work off the poll thread: two lanes, each one thread with clients of its own.
+"""Blocking work off the poll thread: two lanes of a few threads each.
 
 The poll thread submits a job and goes on polling; what the job returned (or raised) comes back through the mailbox and is
-handed to `then` on the poll thread. Order within a lane is kept. In simulations `StepRunner` takes the place of the threads:
+handed to `then` on the poll thread. Jobs of a lane may pass each other. In simulations `StepRunner` takes the place of the threads:
 jobs run when the simulation says so, on its own thread.
 """
 
@@ -17,8 +17,9 @@ Job = Callable[[], Any]
 Then = Callable[[Any, BaseException | None], None]
 
 OPENING, LOADING = "opening", "loading"
-LANES = (OPENING, LOADING)
-"""`opening`: checks and restores, minutes at worst. `loading`: gap reads and single chains, which nothing may delay for long."""
+LANES = {OPENING: 4, LOADING: 2}
+"""`opening`: checks and restores, minutes at worst. `loading`: gap reads and single chains, which nothing may delay for long. The
+number is that of threads: partitions open side by side, for most of it is waiting for Kafka."""
 
 
 class Runner(Protocol):
@@ -31,15 +32,15 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """One daemon thread a lane."""
+    """Daemon threads, as many a lane as LANES says."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, queue.SimpleQueue[tuple[Job, Then] | None]] = {lane: queue.SimpleQueue() for lane in LANES}
         self._done: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._open = 0
-        self._threads = [threading.Thread(target=self._work, args=(lane,), daemon=True, name=lane) for lane in LANES]
-        for thread in self._threads:
-            thread.start()
+        for lane, threads in LANES.items():
+            for _ in range(threads):
+                threading.Thread(target=self._work, args=(lane,), daemon=True, name=lane).start()
 
     def submit(self, lane: str, job: Job, then: Then) -> None:
         self._open += 1
@@ -69,8 +70,9 @@ class ThreadRunner:
         return self._open > 0
 
     def close(self) -> None:
-        for lane in self._lanes.values():
-            lane.put(None)
+        for lane, threads in LANES.items():
+            for _ in range(threads):
+                self._lanes[lane].put(None)
 
 
 class StepRunner:
