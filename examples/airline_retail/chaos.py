@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+from turnlog.local.errors import LocalError
 from turnlog.local.supervisor import System
 
 BROKER = "broker"
@@ -18,6 +19,7 @@ BETWEEN_S = (0.5, 3.0)
 that recovery takes most of the time, a fixed pause would leave none for work."""
 DOWN_S = (0.0, 1.0)
 """How long a victim stays dead."""
+REVIVALS = 5
 
 
 class Chaos:
@@ -78,13 +80,23 @@ class Chaos:
             self._system.child(victim).kill()
         self._stopping.wait(down_s)
         began = time.monotonic()
-        if victim == BROKER:
-            self._system.restart_broker()
-        else:
-            service = self._system.child(victim)
-            service.start()
-            self._pids[victim] = service.pid
+        self._revive(victim)
         return time.monotonic() - began
+
+    def _revive(self, victim: str) -> None:
+        """A busy machine may be too slow for a start's own deadline: then it is asked again, some times."""
+        for attempt in range(1, REVIVALS + 1):
+            try:
+                if victim == BROKER:
+                    return self._system.restart_broker()
+                service = self._system.child(victim)
+                service.start()
+                self._pids[victim] = service.pid
+                return None
+            except LocalError as error:
+                if attempt == REVIVALS:
+                    raise
+                self._progress(f"{victim} is not up yet: {error}")
 
     def _count_unasked(self) -> None:
         for service in self._system.services:

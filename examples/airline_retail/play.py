@@ -126,6 +126,8 @@ def play(
         report.problems = [f"{one.run_id}: {one.problem}" for one in played if one.problem]
         if chaos is not None:
             report.kills, report.unasked_restarts = dict(chaos.kills), dict(chaos.unasked)
+            if chaos.failure is not None:
+                report.problems.append(f"chaos ended early: {chaos.failure}")
         _judge(report, system, script, plan)
         afterwards(system)
     return report
@@ -151,8 +153,6 @@ def converse(
             return driver.play(script.recordings), None
         with Chaos(system, options.chaos, tell.line) as chaos:
             played = driver.play(script.recordings)
-        if chaos.failure is not None:
-            raise chaos.failure
         return played, chaos
 
 
