@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -130,7 +130,8 @@ class LoopProcess:
         """It has so many partitions, and all of them are live."""
 
         def serves() -> bool:
-            return self.metric("partitions", nth) == count and self.metric("partitions_unready", nth) == 0
+            counted = self.metric("partitions", nth) == count and self.metric("partitions_unready", nth) == 0
+            return counted and self.reasons(nth) is None
 
         until(serves, lambda: f"{self.name} serves {count} partitions: {self.reasons(nth)}\n{self.said()}")
         return self
@@ -318,11 +319,12 @@ class Stage:
 
     # ------------------------------------------------------------ processes
 
-    def loop(self, instance: str = "a", *arguments: str, name: str = "", port: int = 0, **environment: str) -> LoopProcess:
+    def loop(
+        self, instance: str = "a", *arguments: str, env: Mapping[str, str] | None = None, port: int = 0
+    ) -> LoopProcess:
         """Start a loop process; it is not waited for."""
-        name = name or f"loop-{instance}-{len(self.processes)}"
-        env = {**self.environment, "TURNLOG_INSTANCE": instance, **environment}
-        process = LoopProcess(name, self.folder, env, arguments, port)
+        environment = {**self.environment, "TURNLOG_INSTANCE": instance, **(env or {})}
+        process = LoopProcess(f"loop-{instance}-{len(self.processes)}", self.folder, environment, arguments, port)
         self.processes.append(process.child)
         return process
 

@@ -18,7 +18,17 @@ from turnlog.kafka.fenced import FENCE, PartitionFold, Pointer, Verdict, header_
 from turnlog.kafka.jobs import OPENING, Runner
 from turnlog.kafka.ownership import FencedWriter, new_token
 from turnlog.kafka.port import (
-    Admin, Consumer, LogError, NotOwner, OffsetGone, Partition, Position, Reader, Received, Retryable, UnknownTopic,
+    Admin,
+    Consumer,
+    LogError,
+    NotOwner,
+    OffsetGone,
+    Partition,
+    Position,
+    Reader,
+    Received,
+    Retryable,
+    UnknownTopic,
 )  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -107,12 +117,15 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
     start, end = bounds[journal]
     position = committed.get(Partition(places.ownership, index))
     pointer = Pointer.decode(position.metadata) if position is not None else None
+    if pointer is not None:  # before anything is read: what the pointer names is not there in a log that was cut
+        _check_ids(pointer.ids, dict(ids))
+    ended = max(least_end, pointer.end if pointer is not None else 0)
+    if end < ended:
+        raise LogCut(f"{journal.topic}[{journal.index}] ends at {end}, but it ended at {ended} before")
     last = _last_fence(clients.reader, journal, start, end, read_fence) if pointer is None else None
     known = pointer or last
     named = _named_fence(clients.reader, journal, start, pointer, read_fence) if pointer is not None else last
-    if end < max(least_end, pointer.end if pointer is not None else 0):
-        raise LogCut(f"{journal.topic}[{index}] ends at {end}, but it ended at {max(least_end, pointer.end if pointer else 0)} before")
-    _check_ids(known.ids if known is not None else (), dict(ids))
+    _check_ids(last.ids if last is not None else (), dict(ids))
     positions = _positions(committed, inbound, dict(last.positions) if last is not None else {}, bounds)
     starts = {topic: bounds[Partition(topic, index)][0] for topic in places.inbound}
     fences = tuple(fence for fence in named.fences if fence[0] >= start) if named is not None else ()
