@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from types import FrameType
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ from services.loop.wiring import Misconfigured, make_shell, partition_count
 from turnlog.codec import RegistryRefused, RegistryUnavailable
 from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import LogError
+from turnlog.local.process import TETHER, Child
 from turnlog.models.provider import BadModelSettings, Providers
 from turnlog.obs import Observability, observe
 from turnlog.settings import settings_table
@@ -30,7 +31,7 @@ _log = logging.getLogger("turnlog.loop")
 
 EXIT_MISCONFIGURED, EXIT_LOG, EXIT_TAKEN, EXIT_DIVERGED = 2, 3, 4, 5
 TAKEN_PAUSE_S = 5.0
-START_TRIES_S = 60.0
+STOP_S = 20.0
 
 
 def main() -> int:
@@ -108,30 +109,33 @@ def _serve(settings: LoopSettings, ordinal: int, observability: Observability) -
 
 
 def supervise(processes: int) -> int:
-    """Start `processes` loops with ordinals from 0 and share their fate: one that dies unasked stops the others."""
-    command = [sys.executable, "-m", "services.loop", "--processes", "1", "--ordinal"]
-    children = [subprocess.Popen([*command, str(i)], env={**os.environ, **_port(i)}) for i in range(processes)]
-    stopping = False
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal stopping
-        stopping = True
-
+    """Start `processes` loops with ordinals from 0 and share their fate: one that dies unasked stops the others. The kernel ends them
+    with this process, however that ends."""
+    tethered = [sys.executable, "-I", "-S", str(TETHER), str(os.getpid())]
+    command = [*tethered, sys.executable, "-m", "services.loop", "--processes", "1", "--ordinal"]
+    children = [
+        Child(subprocess.Popen([*command, str(i)], env={**os.environ, **_own_ports(i)}), f"loop {i}") for i in range(processes)
+    ]
+    stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    while not stopping and all(child.poll() is None for child in children):
-        time.sleep(0.1)
+        signal.signal(number, lambda *_: stopping.set())
+    while not stopping.wait(0.1) and all(child.alive for child in children):
+        pass
+    unasked = [code for child in children if (code := child.poll())]
     for child in children:
-        if child.poll() is None:
-            child.terminate()
-    codes = [child.wait() for child in children]
-    return next((code for code in codes if code), 0)
+        child.terminate()
+    codes = [child.stop(STOP_S) for child in children]
+    return next((code for code in (*unasked, *codes) if code), 0)
 
 
-def _port(ordinal: int) -> dict[str, str]:
-    """Each process has a health port of its own: the configured one plus its ordinal, or a free one."""
+def _own_ports(ordinal: int) -> dict[str, str]:
+    """Each process has a health port of its own: the configured one plus its ordinal, or a free one; and so a file that names it."""
     port = int(os.environ.get("TURNLOG_OBS__PORT") or 0)
-    return {"TURNLOG_OBS__PORT": str(port + ordinal if port else 0)}
+    own = {"TURNLOG_OBS__PORT": str(port + ordinal if port else 0)}
+    named = os.environ.get("TURNLOG_OBS__PORT_FILE")
+    if named and ordinal:
+        own["TURNLOG_OBS__PORT_FILE"] = f"{named}.{ordinal}"
+    return own
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ def up(
     from turnlog.local.supervisor import Stopped, System, stopping_on_signals
 
     settings = session(context).settings
-    services = [ServiceSpec("loop", ("-m", "services.loop", "--processes", str(loops)))]
+    services = [
+        ServiceSpec("loop" if loops == 1 else f"loop-{ordinal}", ("-m", "services.loop", "--ordinal", str(ordinal)))
+        for ordinal in range(loops)
+    ]
     services += [ServiceSpec(_worker_name(number, target), ("-m", "turnlog.cli.main", "worker", target)) for number, target in enumerate(worker or [])]
     with stopping_on_signals():
         try:
