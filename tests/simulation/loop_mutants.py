@@ -439,6 +439,11 @@ def overtaken_steps_are_forgotten(set_: Any) -> None:
 
 
 @mutant("J09")
+def repeated_steps_stand_where_they_first_were(set_: Any) -> None:
+    set_(fenced.Trail, "moved", lambda self, offset: None)
+
+
+@mutant("J09")
 def everything_is_read(set_: Any) -> None:
     real = opening.restore
 

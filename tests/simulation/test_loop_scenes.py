@@ -8,7 +8,7 @@ import pytest
 
 from tests.simulation.loop_process import CODEC, TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, STATES, Stage, answers, one_call
-from tests.simulation.test_rules_runs import takeover
+from tests.simulation.test_rules_restore import takeover
 from turnlog.core.events import ModelAnswer
 from turnlog.core.records import Command, StartRun
 from turnlog.kafka.partitioner import partition_of

@@ -10,6 +10,7 @@ import pytest
 
 from tests.simulation import test_rules_effects as effects
 from tests.simulation import test_rules_ownership as ownership
+from tests.simulation import test_rules_restore as restore
 from tests.simulation import test_rules_runs as runs
 from tests.simulation.loop_mutants import MUTANTS, Mutated, caught
 from tests.simulation.loop_process import TOPICS
@@ -38,18 +39,19 @@ CATCHERS: dict[str, Catcher] = {
     "J07_errors_end_nothing": partial(ownership.test_j07_an_unknown_fate_ends_every_ownership_of_the_producer, "fail"),
     "J07_reports_of_the_old_producer_count": ownership.test_j07_what_a_dead_producer_still_reports_counts_for_nothing,
     "J07_fenced_again_without_asking": ownership.test_j07_who_met_a_foreign_fence_asks_whether_it_owns_before_the_next_fence,
-    "J08_floor_ignores_open_runs": runs.test_j08_the_floor_is_the_least_base_of_the_runs_that_go_on,
-    "J08_floor_ignores_unacknowledged_effects": runs.test_j08_an_unacknowledged_effect_holds_the_floor,
-    "J08_floor_ignores_what_is_not_resent_yet": runs.test_j08_what_a_restore_has_still_to_send_holds_the_floor_while_runs_are_loaded,
-    "J08_floor_runs_ahead_of_a_gap": runs.test_j08_the_pointer_does_not_run_ahead_of_a_gap,
-    "J08_bases_grow_old": runs.test_j08_the_floor_moves_beside_a_run_that_waits_for_ever,
-    "J08_steps_outgrow_their_base": runs.test_j08_a_run_is_snapshotted_when_its_steps_outgrow_four_times_its_base,
-    "J09_plain_commit": runs.test_j09_every_commit_carries_the_pointer,
-    "J09_floor_without_its_token": runs.test_j09_the_token_in_the_pointer_is_the_one_in_force_at_the_floor,
-    "J09_effects_not_sent_again": runs.test_j09_effects_that_never_left_are_sent_again_and_requests_only_where_unanswered,
-    "J09_overtaken_steps_are_forgotten": runs.test_j09_effects_of_steps_that_a_snapshot_overtook_are_sent_again,
-    "J09_everything_is_read": runs.test_j09_a_restore_reads_from_the_floor_and_not_what_lies_before,
-    "J09_last_fence_not_asked": runs.test_j09_without_offsets_the_last_fence_tells_positions_and_epoch,
+    "J08_floor_ignores_open_runs": restore.test_j08_the_floor_is_the_least_base_of_the_runs_that_go_on,
+    "J08_floor_ignores_unacknowledged_effects": restore.test_j08_an_unacknowledged_effect_holds_the_floor,
+    "J08_floor_ignores_what_is_not_resent_yet": restore.test_j08_what_a_restore_has_still_to_send_holds_the_floor_while_runs_are_loaded,
+    "J08_floor_runs_ahead_of_a_gap": restore.test_j08_the_pointer_does_not_run_ahead_of_a_gap,
+    "J08_bases_grow_old": restore.test_j08_the_floor_moves_beside_a_run_that_waits_for_ever,
+    "J08_steps_outgrow_their_base": restore.test_j08_a_run_is_snapshotted_when_its_steps_outgrow_four_times_its_base,
+    "J09_plain_commit": restore.test_j09_every_commit_carries_the_pointer,
+    "J09_floor_without_its_token": restore.test_j09_the_token_in_the_pointer_is_the_one_in_force_at_the_floor,
+    "J09_effects_not_sent_again": restore.test_j09_effects_that_never_left_are_sent_again_and_requests_only_where_unanswered,
+    "J09_overtaken_steps_are_forgotten": restore.test_j09_effects_of_steps_that_a_snapshot_overtook_are_sent_again,
+    "J09_repeated_steps_stand_where_they_first_were": restore.test_j09_effects_of_a_repeated_step_are_sent_again,
+    "J09_everything_is_read": restore.test_j09_a_restore_reads_from_the_floor_and_not_what_lies_before,
+    "J09_last_fence_not_asked": restore.test_j09_without_offsets_the_last_fence_tells_positions_and_epoch,
     "J10_parked_with_effects_under_way": runs.test_j10_a_run_with_effects_under_way_is_not_parked,
     "J10_loading_sends_everything_again": runs.test_j10_an_idle_run_leaves_memory_and_comes_back,
     "J10_hashes_unchecked": runs.test_j10_loading_checks_the_hashes_of_the_chain,

@@ -9,7 +9,7 @@ from services.loop.known_runs import KnownRuns, state_headers
 from services.loop.service import STALL_S
 from tests.simulation.loop_process import CODEC, GROUP, REQUESTS, TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, STATES, Stage, answers, one_call, two_calls
-from tests.simulation.test_rules_runs import takeover
+from tests.simulation.test_rules_restore import takeover
 from turnlog.core.events import ModelAnswer, RecordedCall
 from turnlog.core.records import JournalRecord
 from turnlog.kafka.adopt import apply, plan

@@ -120,6 +120,13 @@ class Trail:
         self.wake = wake
         self.end = end
 
+    def moved(self, offset: int) -> None:
+        """The last step stands here too: its writer knows the last of its places, and marks its effects by that."""
+        if self.since:
+            self.since[-1] = offset
+        elif self.step == 0:
+            self.base = offset
+
     def rebase(self, offset: int, size: int, mark: int) -> None:
         """A snapshot at `offset` stands for everything up to the current step."""
         self.base = offset
@@ -205,6 +212,7 @@ class PartitionFold:
             return Verdict.STEP
         digest = sha256(value).digest()
         if header.step == trail.step and digest == trail.digest:
+            trail.moved(offset)
             return Verdict.REPEAT
         if trail.broken or header.step != trail.step + 1 or header.prev != trail.digest:
             trail.broken = trail.broken or f"step {header.step} at offset {offset} neither follows nor repeats step {trail.step}"
