@@ -192,7 +192,7 @@ class PartitionOwner:
             self._all_committed_at = 0
             self._advance()
 
-        s.runner.submit(LOADING, lambda: s.clients.admin.ends([*wanted, state]), done)
+        s.runner.submit(LOADING, lambda: {each: s.clients.reader.bounds(each) for each in (*wanted, state)}, done)
 
     # ------------------------------------------------------------ records
 

@@ -10,12 +10,12 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 
 from turnlog.kafka.admin import KafkaAdmin
 from turnlog.kafka.consumer import KafkaConsumer
 from turnlog.kafka.port import Partition, Position, Refused
+from turnlog.kafka.positions import GroupPositions
 from turnlog.kafka.producer import KafkaProducer
 from turnlog.kafka.quiet import quieten
 from turnlog.kafka.reader import KafkaReader
@@ -123,8 +123,7 @@ class KafkaCluster:
         self._given: Mapping[str, Property] = dict(config)
         self._log = logging.getLogger("turnlog.kafka.librdkafka")
         quieten(self._log.name, "turnlog.kafka.consumer", "turnlog.kafka.producer", "turnlog.kafka.reader")
-        self._shared_admin: KafkaAdmin | None = None
-        self._lock = threading.Lock()
+        self._positions = GroupPositions(self._asking)
 
     def __repr__(self) -> str:
         return f"KafkaCluster({', '.join(sorted(self._given))})"
@@ -142,14 +141,6 @@ class KafkaCluster:
         config = self._config({**READING_DEFAULTS, **MEMBER_DEFAULTS}, fixed, _PRODUCER_ONLY, instance_id or group)
         return KafkaConsumer(config, group, self._positions)
 
-    def _positions(
-        self, group: str, partitions: Sequence[Partition], timeout_s: float
-    ) -> dict[Partition, Position | None]:
-        """Committed positions for consumers, by one admin client that all of them share."""
-        with self._lock:
-            self._shared_admin = self._shared_admin or self.admin()
-        return self._shared_admin.group_positions(group, partitions, timeout_s=timeout_s)
-
     def reader(self, name: str) -> KafkaReader:
         """A reader outside any group. `name` stands where the library insists on a group id; nothing is ever committed under it."""
         fixed = {**READING_FIXED, "group.id": name}
@@ -158,6 +149,10 @@ class KafkaCluster:
     def admin(self) -> KafkaAdmin:
         """Administration on a client of its own."""
         return KafkaAdmin(self._config({}, {}, _PRODUCER_ONLY | _CONSUMER_ONLY, "turnlog-admin"))
+
+    def _asking(self, group: str) -> dict[str, Property]:
+        """Properties of a consumer that asks for a group's positions and joins nothing."""
+        return self._config(READING_DEFAULTS, {**READING_FIXED, "group.id": group}, _PRODUCER_ONLY, f"{group}-positions")
 
     def _config(
         self, defaults: Mapping[str, Property], fixed: Mapping[str, Property], foreign: frozenset[str], name: str

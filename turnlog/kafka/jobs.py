@@ -85,11 +85,12 @@ class StepRunner:
     def submit(self, lane: str, job: Job, then: Then) -> None:
         self.waiting.append((job, then))
 
-    def run_one(self) -> bool:
-        """Run the oldest job; its result waits for `deliver`. False if there was none."""
+    def run_one(self, place: int = 0) -> bool:
+        """Run the oldest job, or the one in that place; its result waits for `deliver`. False if there was none."""
         if not self.waiting:
             return False
-        job, then = self.waiting.popleft()
+        job, then = self.waiting[place]
+        del self.waiting[place]
         try:
             self._done.append((then, job(), None))
         except Exception as problem:

@@ -112,7 +112,7 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
     inbound = [Partition(topic, index) for topic in places.inbound]
     committed = clients.consumer.committed(inbound)
     ids = _topic_ids(clients.admin, places)
-    bounds = clients.admin.ends([Partition(topic, index) for topic in places.all])
+    bounds = {partition: clients.reader.bounds(partition) for partition in (Partition(topic, index) for topic in places.all)}
     journal = Partition(places.journal, index)
     start, end = bounds[journal]
     position = committed.get(Partition(places.ownership, index))

@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _METADATA_S = 10.0
 _BATCH = 1000
 _IDLE_CLIENTS = 4
+_AGAIN_S = 0.1
 # A bounded read meets the end of the log when its range ends in a hole: it must not wait 500 ms for news there.
 _BOUNDED_READS = {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
 # Records that lie closer than this are read through rather than sought one by one (a seek costs about 1 ms, a record 2 µs).
@@ -44,8 +45,17 @@ class KafkaReader:
         self._follower: _Follower | None = None
 
     def bounds(self, partition: Partition, *, timeout_s: float = 10.0) -> tuple[int, int]:
-        with self._borrowed() as client:
-            return client.bounds(partition, timeout_s)
+        """Asks again until the time is over, each time with another client: right after a broker's start leaders are not known yet,
+        and a client that knew the broker before its restart is refused for ever (FENCED_LEADER_EPOCH)."""
+        until = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self._borrowed() as client:
+                    return client.bounds(partition, max(0.1, until - time.monotonic()))
+            except Retryable:
+                if time.monotonic() + _AGAIN_S >= until:
+                    raise
+                time.sleep(_AGAIN_S)
 
     def read(self, partition: Partition, start: int, end: int, *, timeout_s: float = 60.0) -> Iterator[list[Received]]:
         """Batches of [start, end). The time runs from the first batch asked for, pauses of the caller included."""
@@ -94,11 +104,15 @@ class KafkaReader:
             client = self._idle.pop() if self._idle else None
         if client is None:
             client = _Bounded(self._config, self._name)
+        sound = True
         try:
             yield client
+        except LogError:
+            sound = False  # what it knows of the cluster may be stale: the next one starts afresh
+            raise
         finally:
             with self._lock:
-                keep = not self._closed and len(self._idle) < _IDLE_CLIENTS
+                keep = sound and not self._closed and len(self._idle) < _IDLE_CLIENTS
                 if keep:
                     self._idle.append(client)
             if not keep:
