@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.loop import projections
+from turnlog.blobs import DirectoryBlobs
 from turnlog.client import Client, StartRequest
 from turnlog.codec import Codec
 from turnlog.core.agents import AgentSpec
@@ -431,12 +432,13 @@ class Stage:
     def audit(self) -> Audit:
         """Every record of the journal judged, every run folded and its events held against the invariants."""
         journal = self.client.journal()
+        blobs = DirectoryBlobs(self.folder / "blobs")
         runs: dict[str, RunRecord] = {}
         findings: list[Finding] = []
         counts = Counts()
         owners: dict[int, list[str]] = defaultdict(list)
         for partition in journal.all_partitions():
-            check = PartitionCheck(journal, partition, check_arguments)
+            check = PartitionCheck(journal, partition, check_arguments, lambda digest: blobs.get(digest).decode())
             for entry in journal.entries(partition):
                 check.take(entry)
                 record = entry.record

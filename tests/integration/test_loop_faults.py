@@ -1,0 +1,209 @@
+"""Loops behind a broker that is killed, stopped, or whose answers get lost: a proxy stands before it (JOURNAL.md, J2, J6, J7).
+
+One broker serves all tests of this file. It forgets idle producers after 4 s, so that repeats can be brought about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.loop_stage import Stage, until
+from turnlog.local.broker import EmbeddedBroker
+from turnlog.testing.proxy import PRODUCE, Action, KafkaProxy
+
+SESSION_S = 60
+SESSION = {"TURNLOG_SESSION_TIMEOUT_MS": str(SESSION_S * 1000)}
+FORGETS_PRODUCERS_S = 4
+JOURNAL, EFFECTS = "journal", "effects"
+"""Client ids of the loop's two producers."""
+FENCE = b"kind\x0afence"
+"""The header of a fence as it stands in a request: length and text of its value behind its name."""
+
+
+class Faulty:
+    """A broker behind a proxy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proxy = KafkaProxy()
+        overrides = {
+            "producer.id.expiration.ms": str(FORGETS_PRODUCERS_S * 1000),
+            "producer.id.expiration.check.interval.ms": "500",
+        }
+        self.broker = EmbeddedBroker.start(
+            folder, port=0, heap_mb=384, advertised_port=self.proxy.port, overrides=overrides
+        )
+        self.proxy.forward_to(self.broker.port)
+
+    def kill_and_restart(self) -> None:
+        """As seen from clients: every connection breaks, and for some seconds nobody listens."""
+        self.proxy.disconnect()
+        self.broker.kill()
+        self.broker.restart()
+        self.proxy.forward_to(self.broker.port)
+
+    def close(self) -> None:
+        self.broker.kill()
+        self.proxy.close()
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    made = Faulty(tmp_path_factory.mktemp("faulty"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def staged(faulty: Faulty, folder: Path, partitions: int) -> Iterator[Stage]:
+    made = Stage(faulty.proxy.bootstrap, folder, partitions=partitions)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def stage(faulty: Faulty, tmp_path: Path) -> Iterator[Stage]:
+    with staged(faulty, tmp_path, 2) as made:
+        yield made
+
+
+@pytest.fixture
+def narrow(faulty: Faulty, tmp_path: Path) -> Iterator[Stage]:
+    """An installation of one partition."""
+    with staged(faulty, tmp_path, 1) as made:
+        yield made
+
+
+def half_way(stage: Stage, runs: int, word: str) -> list[str]:
+    """Runs of the standard work, of which about a quarter of the calls has been asked for."""
+    before = len(stage.hands.requests)
+    started = stage.submit_work(runs, word)
+    until(lambda: len(stage.hands.requests) >= before + 2 * runs, "a quarter of the calls")
+    return started
+
+
+def waiting_call(stage: Stage, run_id: str) -> str:
+    """A run that waits for its call, whose answer is held back."""
+    stage.hands.hold()
+    stage.client.submit("tools", 'call bench_a {"n":1}', run_id)
+    until(lambda: stage.hands.of(run_id), "its call")
+    return run_id
+
+
+# ---------------------------------------------------------------- the broker
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_killed_under_load(faulty: Faulty, stage: Stage) -> None:
+    loop = stage.loop(env=SESSION).until_ready()
+    runs = half_way(stage, 60, "first")
+    faulty.kill_and_restart()
+    runs += half_way(stage, 40, "second")
+    faulty.kill_and_restart()
+    stage.until_succeeded(runs, 180)
+    assert loop.child.alive, loop.said()
+    stage.check(runs)
+
+
+@pytest.mark.slow
+def test_a_broker_that_stands_still_for_longer_than_a_session(faulty: Faulty, stage: Stage) -> None:
+    loop = stage.loop(env={"TURNLOG_SESSION_TIMEOUT_MS": "6000"}).until_ready()
+    runs = half_way(stage, 40, "run")
+    faulty.broker.pause()
+    try:
+        time.sleep(8)  # nothing can be seen of a broker that stands still
+    finally:
+        faulty.broker.resume()
+    stage.until_succeeded(runs, 180)
+    assert loop.child.alive, loop.said()
+    until(lambda: loop.reasons() is None, lambda: f"ready again: {loop.reasons()}")
+    stage.check(runs)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("client_id", [JOURNAL, EFFECTS])
+@pytest.mark.parametrize("action", [Action.LOSE_ANSWER, Action.LOSE_REQUEST])
+def test_appends_whose_answers_or_requests_are_lost(
+    faulty: Faulty, stage: Stage, client_id: str, action: Action
+) -> None:
+    loop = stage.loop(env=SESSION).until_ready()
+    lost = faulty.proxy.on(PRODUCE, action, client_id=client_id, containing=stage.prefix.encode(), times=25)
+    runs = stage.submit_work(40, "run")
+    stage.until_succeeded(runs, 180)
+    lost.release()
+    assert lost.hits > 0
+    assert loop.metric("ownership_ends_total") == 0, loop.said()
+    audit = stage.check(runs)
+    assert audit.fences == 2
+
+
+@pytest.mark.slow
+def test_a_step_that_lands_twice_counts_once(faulty: Faulty, narrow: Stage) -> None:
+    """J2: an append is persisted, its answer does not come, and before the retry the broker has forgotten the producer."""
+    loop = narrow.loop(env=SESSION).until_ready()
+    run_id = waiting_call(narrow, "twice")
+    held = faulty.proxy.on(PRODUCE, Action.HOLD_ANSWER, client_id=JOURNAL, containing=b"twice", times=1)
+    narrow.hands.release()
+    until(lambda: held.answers == 1, "the append is persisted")
+    faulty.proxy.disconnect()
+    time.sleep(FORGETS_PRODUCERS_S + 3)  # nothing can be seen of what a broker forgets
+    held.release()
+    faulty.proxy.forward_to(faulty.broker.port)
+    narrow.until_succeeded([run_id])
+    audit = narrow.check([run_id])
+    assert audit.counts.repeats == 1
+    assert "1 of them repeats of our own" in loop.everything_said
+    assert loop.metric("ownership_ends_total") == 0
+    narrow.good_run(0)
+
+
+def test_nothing_leaves_before_a_step_is_acknowledged(faulty: Faulty, narrow: Stage) -> None:
+    """J6: while the answer to an append is held, its tool request is not seen."""
+    narrow.loop(env=SESSION).until_ready()
+    held = faulty.proxy.on(PRODUCE, Action.HOLD_ANSWER, client_id=JOURNAL, containing=b"model_answered", times=1)
+    narrow.client.submit("tools", 'call bench_a {"n":1}', "held")
+    until(lambda: held.answers == 1, "the append is persisted")
+    recorded = narrow.audit().runs["held"]
+    assert recorded.count("call_requested") == 1
+    assert not narrow.hands.of("held")
+    held.release()
+    narrow.until_succeeded(["held"])
+    narrow.check(["held"])
+
+
+# ---------------------------------------------------------------- fences
+
+
+@pytest.mark.parametrize("successor", ["same", "other"])
+def test_a_fence_that_lands_after_its_sender_died(faulty: Faulty, narrow: Stage, successor: str) -> None:
+    """The next owner meets a foreign fence that nobody stands behind, and opens again (J7)."""
+    held = faulty.proxy.on(PRODUCE, Action.HOLD_REQUEST, client_id=JOURNAL, containing=FENCE, times=1)
+    short = {"TURNLOG_SESSION_TIMEOUT_MS": "3000"}
+    dead = narrow.loop("same", env=short)
+    until(lambda: held.hits == 1, lambda: f"its fence is on the way: {dead.said()}")
+    dead.child.kill()
+    loop = narrow.loop(successor, env=short).until_ready()
+    runs = [waiting_call(narrow, f"before-{n}") for n in range(5)]
+    assert len(narrow.audit().owners[0]) == 1
+    held.release()
+    until(lambda: len(narrow.audit().owners[0]) == 2, "the late fence has landed")
+    narrow.hands.release()  # what follows is appended under a fence that is no longer in force
+    narrow.until_succeeded(runs)
+    runs += narrow.submit_work(10, "after")
+    narrow.until_succeeded(runs)
+    assert loop.metric("ownership_ends_total") == 1, loop.said()
+    audit = narrow.check(runs)
+    assert len(audit.owners[0]) == 3
+    assert audit.counts.void > 0
+
+
