@@ -144,7 +144,7 @@ class RunMemory:
     def _folded(self, slot: RunSlot, trail: Trail, records: list[Received]) -> _Folded:
         try:
             return self._fold(slot, trail, records), None
-        except (CoreError, Unreadable) as problem:
+        except Exception as problem:  # noqa: BLE001 - whatever one run's history breaks, it stops that run and not its batch
             return None, problem
 
     def _fold(self, slot: RunSlot, trail: Trail, records: list[Received]) -> Loaded:

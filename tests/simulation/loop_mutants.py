@@ -359,13 +359,16 @@ def any_number_and_hash_follow(set_: Any) -> None:
 
 @mutant("J02")
 def one_producer_for_everything(set_: Any) -> None:
-    real = Outbox.__init__
+    real: Any = Outbox.__init__
 
-    def init(self: Any, cluster: Any) -> None:
-        real(self, cluster)
-        self._producer.name = "journal"
+    class Renamed:
+        def __init__(self, cluster: Any) -> None:
+            self._cluster = cluster
 
-    set_(Outbox, "__init__", init)
+        def producer(self, name: str, *, linger_ms: float = 0.0) -> Any:
+            return self._cluster.producer("journal", linger_ms=linger_ms)
+
+    set_(Outbox, "__init__", lambda self, cluster: real(self, Renamed(cluster)))
 
 
 @mutant("J03")

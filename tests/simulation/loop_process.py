@@ -154,8 +154,9 @@ class LoopProcess:
         except InstanceTaken:
             self.crash("its instance id was taken")
 
-    def job(self) -> bool:
-        return self.runner.run_one()
+    def job(self, place: int = 0) -> bool:
+        """Run one of the jobs that wait, the oldest unless told."""
+        return self.runner.run_one(place)
 
     def crash(self, why: str = "killed") -> None:
         self.gone = why

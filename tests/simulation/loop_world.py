@@ -195,7 +195,8 @@ class World:
     def _job(self) -> None:
         waiting = [p for p in self.running() if p.runner.waiting]
         if waiting:
-            self.dice.one(waiting).job()
+            process = self.dice.one(waiting)
+            process.job(self.dice.rng.randrange(len(process.runner.waiting)))
 
     def _network(self) -> None:
         moves = self.cluster.choices()

@@ -79,12 +79,12 @@ CATCHERS: dict[str, Catcher] = {
 SEEDS: dict[str, range] = {
     "J01_prev_forgotten": range(10),
     "J05_two_in_flight": range(5),
-    "J06_gap_not_read": range(30),
+    "J06_gap_not_read": range(150),
     "J06_released_before_the_acknowledgement": range(5),
     "J08_floor_ignores_open_runs": range(10),
     "J09_effects_not_sent_again": range(10),
     "J11_committed_before_it_is_dealt_with": range(20),
-    "J12_ended_runs_unknown": range(30),
+    "J12_ended_runs_unknown": range(100),
     "J14_trimmed_to_the_floor": range(10),
 }
 """What the simulation must notice by itself, too, within these seeds."""
