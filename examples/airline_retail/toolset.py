@@ -37,7 +37,7 @@ def _toolset(domain: str) -> Toolset:
         register = tools.tool(
             name=name,
             description=function["description"],
-            parameters=None if free_text else function["parameters"],
+            parameters=function["parameters"],
             takes_text=free_text,
             ends_run=name in RUN_ENDING_TOOLS,
             timeout_s=TIMEOUT_S,

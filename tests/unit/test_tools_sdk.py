@@ -207,7 +207,6 @@ def fine(a: int) -> None: ...
         (stream, {}, "generators are not supported"),
         (Line, {}, "a class cannot be a tool"),
         (two_texts, {"takes_text": True}, "one parameter for the text"),
-        (fine, {"takes_text": True, "parameters": {"type": "object"}}, "exclude each other"),
         (fine, {"parameters": {"type": "string"}}, "JSON Schema of an object"),
         (fine, {"parameters": {"type": "object", "x": object()}}, "no JSON"),
         (fine, {"name": "with space"}, "1 to 64 of"),
@@ -280,3 +279,16 @@ def test_the_context_knows_its_call() -> None:
     assert CTX.labels == {"a": "b"}
     assert CTX.remaining_s() == 0.0
     assert CTX.logger.extra == {"run": "r", "turn": 0, "key": "r:t0:c0:x"}
+
+
+def test_a_text_tool_may_show_a_schema_that_nothing_is_checked_against() -> None:
+    tools = Toolset("thoughts", version="1")
+    shown = {"type": "object", "properties": {"thought": {"type": "string"}}, "required": ["thought"]}
+
+    @tools.tool(takes_text=True, parameters=shown)
+    def think(text: str) -> str:
+        return text
+
+    (tool,) = tools
+    assert json.loads(tool.manifest("topic").parameters) == shown
+    assert tool.manifest("topic").takes_text

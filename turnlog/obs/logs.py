@@ -92,6 +92,8 @@ def configure_logging(service: str, level: str = "INFO", form: str = "auto", str
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    for chatty in ("httpx", "httpcore"):  # a line a request at INFO
+        logging.getLogger(chatty).setLevel(max(root.level, logging.WARNING))
 
 
 def context_of(fields: Mapping[str, object]) -> dict[str, object]:

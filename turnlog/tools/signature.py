@@ -57,7 +57,8 @@ def signature_of(function: Callable[..., Any], *, takes_text: bool, parameters: 
     arguments = own[1:] if wants_context else own
     description, about = _docstring(function)
     if takes_text:
-        return Signature(wants_context, description, _TEXT_SCHEMA, _text_reader(arguments, parameters))
+        shown = _TEXT_SCHEMA if parameters is None else _checked(parameters)
+        return Signature(wants_context, description, shown, _text_reader(arguments))
     if arguments and arguments[-1].kind is inspect.Parameter.VAR_KEYWORD:
         if parameters is None:
             raise UnsupportedSignature("**arguments needs an explicit JSON Schema: tool(parameters={...})")
@@ -245,9 +246,7 @@ def _read_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _text_reader(arguments: list[inspect.Parameter], parameters: Mapping[str, Any] | None) -> ReadArguments:
-    if parameters is not None:
-        raise UnsupportedSignature("takes_text and parameters exclude each other: free text has no schema")
+def _text_reader(arguments: list[inspect.Parameter]) -> ReadArguments:
     if len(arguments) != 1 or arguments[0].kind is inspect.Parameter.VAR_KEYWORD:
         raise UnsupportedSignature("with takes_text it must have one parameter for the text (beside the context)")
     name = arguments[0].name

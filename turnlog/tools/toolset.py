@@ -122,11 +122,11 @@ class Toolset:
 
         name, description   from the function's name and docstring unless given
         parameters          JSON Schema shown to the model instead of the signature's; needed with `**arguments`
-        takes_text          the one argument is the model's raw text, JSON or not
+        takes_text          the one argument is the model's raw text, JSON or not; `parameters` is then shown and never checked
         ends_run            a successful call ends the run
         idempotent          False is recorded for people and policies. Claims come later: today every tool runs *at least
                             once*, so hand `ctx.key` to the system behind it
-        timeout_s           for one attempt; an async tool is cancelled then, a thread cannot be
+        timeout_s           for the call, all attempts together; an async tool is cancelled then, a thread cannot be
         attempts            how often the loop asks at most when attempts fail retryably, `backoff_s` apart (doubling)
 
         `def` tools run in a bounded pool of threads, `async def` tools in one event loop, which they must not block.
