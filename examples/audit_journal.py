@@ -3,7 +3,11 @@
     python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
 """
 
-import functools, io, json, sys, urllib.request  # noqa: E401
+# mypy: ignore-errors
+# Types and one import a line would double a text that is to be read whole.
+# ruff: noqa: E401, I001
+
+import functools, io, json, sys, urllib.request
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path

@@ -49,7 +49,7 @@ def main() -> int:
     try:
         settings = LoopSettings()
     except ValidationError as problem:
-        print(f"turnlog loop: settings: {problem}", file=sys.stderr)
+        sys.stderr.write(f"turnlog loop: settings: {problem}\n")
         return EXIT_MISCONFIGURED
     processes = given.processes or settings.processes
     return supervise(processes) if processes > 1 else serve(settings, given.ordinal)

@@ -107,7 +107,6 @@ class PartitionOwner:
 
     def fence_value(self, token: bytes, looked: Looked) -> bytes:
         """The record that opens an ownership."""
-        s = self.shell
         starts = inbound_starts(looked, ())
         refs = tuple(InputRef(topic, self.index, offset) for topic, offset in sorted(starts.items()))
         return self._fence_record(token, looked.epoch, looked.ids, refs, looked.fences)
@@ -335,12 +334,15 @@ class PartitionOwner:
 
     def pointer(self) -> Pointer:
         """What the next commit says of the journal."""
-        assert self._ownership is not None and self.table is not None and self._looked is not None and self._restored is not None
-        own = self._ownership
+        own, table, looked, restored = self._ownership, self.table, self._looked, self._restored
+        assert own is not None
+        assert table is not None
+        assert looked is not None
+        assert restored is not None
         end = own.expected
-        floor, effects = self.table.memory.floor(own.told)
-        token = own.token if floor > own.fence_offset else self._restored.fold.token_at(floor) or NO_TOKEN
-        return Pointer(floor, token, end, effects, self._epoch, self._looked.ids, own.fence_offset)
+        floor, effects = table.memory.floor(own.told)
+        token = own.token if floor > own.fence_offset else restored.fold.token_at(floor) or NO_TOKEN
+        return Pointer(floor, token, end, effects, self._epoch, looked.ids, own.fence_offset)
 
     def commit(self, *, wait: bool = False) -> None:
         """Commit the positions with the pointer. `wait`: before giving the partition up."""

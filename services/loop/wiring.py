@@ -17,12 +17,19 @@ from turnlog.blobs import DirectoryBlobs
 from turnlog.codec import Codec, Registry, Unreadable
 from turnlog.core.agents import AgentSpec
 from turnlog.core.records import (
-    Command, CommandOutcome, DeadLetter, JournalRecord, LedgerEntry, RunSummary, ToolManifest, ToolResult,
+    Command,
+    CommandOutcome,
+    DeadLetter,
+    JournalRecord,
+    LedgerEntry,
+    RunSummary,
+    ToolManifest,
+    ToolResult,
 )  # fmt: skip
 from turnlog.kafka.jobs import Runner, ThreadRunner
 from turnlog.kafka.opening import Clients
 from turnlog.kafka.ownership import FencedWriter
-from turnlog.kafka.port import Cluster, Partition, Received, Reader
+from turnlog.kafka.port import Cluster, Partition, Reader, Received
 from turnlog.models.provider import Provider
 from turnlog.schema_check import check_arguments
 

@@ -74,7 +74,7 @@ class RunState:
     status: running, waiting, stopped, succeeded, failed, cancelled. All times in milliseconds since the epoch; 0 is "none".
     """
 
-    __slots__ = (  # noqa: RUF023 - in order of meaning
+    __slots__ = (
         "run_id", "rules", "agent", "menu", "withheld", "labels", "traceparent", "status", "phase", "reason", "answer", "error",
         "turn", "turn_end", "turn_limit", "tool_call_budget", "deadline", "model_attempt", "model_retry_at", "request_digest",
         "transcript", "digest", "base", "calls", "open_calls", "attempts_seen", "inputs", "commands", "usage", "tool_calls",

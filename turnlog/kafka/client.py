@@ -10,11 +10,11 @@ https://github.com/confluentinc/librdkafka/blob/master/CONFIGURATION.md
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from turnlog.kafka.admin import KafkaAdmin
 from turnlog.kafka.consumer import KafkaConsumer
-from turnlog.kafka.port import Partition, Position, Refused
+from turnlog.kafka.port import Refused
 from turnlog.kafka.positions import GroupPositions
 from turnlog.kafka.producer import KafkaProducer
 from turnlog.kafka.quiet import quieten

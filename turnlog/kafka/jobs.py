@@ -51,7 +51,7 @@ class ThreadRunner:
             job, then = item
             try:
                 result, error = job(), None
-            except BaseException as problem:  # handed to `then`, which sorts it
+            except BaseException as problem:  # noqa: BLE001 - handed to `then`, which sorts it
                 result, error = None, problem
             self._done.append((then, result, error))
 
@@ -93,7 +93,7 @@ class StepRunner:
         del self.waiting[place]
         try:
             self._done.append((then, job(), None))
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001 - handed to `then`, which sorts it
             self._done.append((then, None, problem))
         return True
 
