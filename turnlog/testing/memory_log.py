@@ -107,7 +107,7 @@ class MemoryCluster:
     ) -> Topic:
         """A new topic; its id is new too, whatever was called so before."""
         self._topics_made += 1
-        topic = Topic(name, f"topic-{self._topics_made:06d}", replication, dict(config or {}))
+        topic = Topic(name, f"{self._topics_made:06d}-topic", replication, dict(config or {}))
         topic.logs = [PartitionLog(Partition(name, i)) for i in range(partitions)]
         self.topics[name] = topic
         return topic
