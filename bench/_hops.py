@@ -5,8 +5,8 @@ acknowledged appends of 600 bytes (one in flight a run), 8 requests, 8 results o
 properties, the topics the product's names, partitions and configurations.
 
 How the loop waits is what it can do best: in the producer while an append is unacknowledged (its report is the next thing that
-can make work in a single run), else in the consumer. A busy poll was tried instead (`poll(0.0003)` is `poll(0)` to the
-library, which counts whole milliseconds): it takes a core from the broker and the other two; figures in README.md.
+can make work in a single run), else in the consumer. Not a busy poll (`poll(0.0003)` is
+`poll(0)` to the library, which counts whole milliseconds): on two cores it takes one from the broker.
 """
 
 from __future__ import annotations
