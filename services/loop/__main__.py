@@ -114,7 +114,8 @@ def supervise(processes: int) -> int:
     tethered = [sys.executable, "-I", "-S", str(TETHER), str(os.getpid())]
     command = [*tethered, sys.executable, "-m", "services.loop", "--processes", "1", "--ordinal"]
     children = [
-        Child(subprocess.Popen([*command, str(i)], env={**os.environ, **_own_ports(i)}), f"loop {i}") for i in range(processes)
+        Child(subprocess.Popen([*command, str(i)], env={**os.environ, **_own_ports(i)}), f"loop {i}")
+        for i in range(processes)
     ]
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

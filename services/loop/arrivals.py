@@ -96,8 +96,14 @@ class Reception:
             return Reject(record, "key_mismatch", "the record's key must be its call_key")
         if run_of_key(result.call_key) != result.run_id:
             return Reject(record, "key_mismatch", "call_key does not belong to run_id")
-        if not 1 <= result.attempt <= ATTEMPTS or not self._tokens.fits(result.reply_token, result.call_key, result.attempt):
-            return Reject(record, "bad_reply_token", "the reply token was not made for this call and attempt: copy it from the request")
+        if not 1 <= result.attempt <= ATTEMPTS or not self._tokens.fits(
+            result.reply_token, result.call_key, result.attempt
+        ):
+            return Reject(
+                record,
+                "bad_reply_token",
+                "the reply token was not made for this call and attempt: copy it from the request",
+            )
         if result.status not in ("ok", "error"):
             return Reject(record, "bad_result", f"status must be ok or error, not {result.status!r}")
         body = Outcome(result.status, result.content, result.error, result.retryable, result.fatal, result.worker)

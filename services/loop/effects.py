@@ -19,6 +19,8 @@ from turnlog.core.state import REQUESTED, RunState
 from turnlog.kafka.fenced import Trail
 from turnlog.kafka.port import LogError, Received
 
+_log = logging.getLogger(__name__)
+
 DEAD_LETTER_BYTES = 512 * 1024
 KEY_BYTES = HEADERS_BYTES = 64 * 1024
 """What a dead letter keeps of a key and of headers: with the value and a second copy of the key it stays below a record's bound."""
@@ -63,7 +65,9 @@ class Effects:
 
     # ------------------------------------------------------------ a step that counts
 
-    def leave(self, slot: RunSlot, state: RunState, events: Sequence[Event], step: int, head: bytes, offset: int) -> None:
+    def leave(
+        self, slot: RunSlot, state: RunState, events: Sequence[Event], step: int, head: bytes, offset: int
+    ) -> None:
         """Send what this step causes."""
         effects = _StepEffects(self.unacked, slot, offset, self._let_go)
         outcomes = ledger = False
@@ -94,6 +98,12 @@ class Effects:
         request = projections.tool_request(state, call, s.topics.results, self._index, token)
         key, attempt = call.key, call.attempt
         s.counters.requests += 1
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug(
+                "%s requested",
+                call.tool,
+                extra={"run": slot.run_id, "turn": state.turn, "key": key, "attempt": attempt},
+            )
         headers = [("traceparent", state.traceparent.encode())] if state.traceparent else []
         s.outbox.send(
             state.menu[call.tool].topic, s.codec.encode(request), key.encode(), effects.add(), headers=headers,
@@ -102,7 +112,14 @@ class Effects:
 
     def _ledger(self, entry: LedgerEntry, effects: _StepEffects) -> None:
         s = self._shell
-        s.outbox.send(s.topics.ledger, s.codec.encode(entry), entry.call_key.encode(), effects.add(), partition=self._index, kept=True)
+        s.outbox.send(
+            s.topics.ledger,
+            s.codec.encode(entry),
+            entry.call_key.encode(),
+            effects.add(),
+            partition=self._index,
+            kept=True,
+        )
 
     def _send_outcome(self, outcome: CommandOutcome, done: Callable[[], None]) -> None:
         s = self._shell
@@ -130,7 +147,9 @@ class Effects:
         slot.sent_at = s.now()
         record = projections.summary(state, step, head)
         headers = state_headers(step, record.ended_at)
-        s.outbox.send(s.topics.run_state, s.codec.encode(record), slot.key, done, partition=self._index, headers=headers)
+        s.outbox.send(
+            s.topics.run_state, s.codec.encode(record), slot.key, done, partition=self._index, headers=headers
+        )
 
     def publish_due(self, now: int) -> None:
         """Publish the summaries of working runs whose turn it is."""
@@ -169,7 +188,9 @@ class Effects:
 
     # ------------------------------------------------------------ what belongs to no step
 
-    def outcome(self, command_id: str, run_id: str, kind: str, outcome: str, reason: str, done: Callable[[], None]) -> None:
+    def outcome(
+        self, command_id: str, run_id: str, kind: str, outcome: str, reason: str, done: Callable[[], None]
+    ) -> None:
         """What became of a command that no run recorded."""
         self._send_outcome(CommandOutcome(command_id, run_id, kind, outcome, reason, None, self._shell.now()), done)
 

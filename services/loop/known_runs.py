@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from turnlog.kafka.port import Received
+from turnlog.kafka.port import Partition, Received
 
 
 class Known(NamedTuple):
@@ -31,16 +31,17 @@ def state_headers(step: int, ended_at: int | None) -> list[tuple[str, bytes]]:
 class KnownRuns:
     """One partition's index. `streamed` once the end seen at the start is reached; about 200 bytes a run."""
 
-    def __init__(self, end: int, start: int) -> None:
-        self._end = end
-        self._next = start
+    def __init__(self, partition: Partition, start: int, until: int) -> None:
+        self.partition = partition
+        self.next_read = start
+        self.until = until
         self._runs: dict[bytes, Known] = {}
         self._unread: set[bytes] = set()
         """Runs that ended here and whose last projection is acknowledged but not read back yet."""
 
     @property
     def streamed(self) -> bool:
-        return self._next >= self._end
+        return self.next_read >= self.until
 
     def __contains__(self, run_id: str) -> bool:
         key = run_id.encode()
@@ -56,7 +57,7 @@ class KnownRuns:
 
     def take(self, record: Received) -> int | None:
         """Follow one record; returns the offset of an earlier record that must be written again, or None."""
-        self._next = record.offset + 1
+        self.next_read = record.offset + 1
         key = record.key or b""
         known = self._runs.get(key)
         if record.value is None:

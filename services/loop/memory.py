@@ -50,7 +50,9 @@ class RunMemory:
         self._recent = restored.recent
         self._mark = restored.effects
         self._unresumed = {
-            key for key, trail in restored.fold.trails.items() if (trail.last >= restored.effects or trail.overtaken) and not trail.broken
+            key
+            for key, trail in restored.fold.trails.items()
+            if (trail.last >= restored.effects or trail.overtaken) and not trail.broken
         }
         """Runs whose effects from the mark on have not been sent again yet."""
         self._takeup: list[RunSlot] = []
@@ -110,7 +112,9 @@ class RunMemory:
 
     def load(self, *slots: RunSlot) -> None:
         """Read these runs' records in one pass and fold each; from the restore's own reading where they are still there."""
-        parked = [(slot, slot.trail) for slot in slots if slot.trail is not None and not slot.loading and slot.state is None]
+        parked = [
+            (slot, slot.trail) for slot in slots if slot.trail is not None and not slot.loading and slot.state is None
+        ]
         self._shell.counters.loads += len(parked)
         far = []
         for slot, trail in parked:
@@ -130,7 +134,10 @@ class RunMemory:
         reader = self._shell.clients.reader
 
         def job() -> list[_Folded]:
-            found = {record.offset: record for record in reader.read_at(where, sorted({o for _, trail in runs for o in _offsets(trail)}))}
+            found = {
+                record.offset: record
+                for record in reader.read_at(where, sorted({o for _, trail in runs for o in _offsets(trail)}))
+            }
             return [self._folded(slot, trail, [found[offset] for offset in _offsets(trail)]) for slot, trail in runs]
 
         def done(folded: list[_Folded] | None, error: BaseException | None) -> None:
@@ -173,7 +180,7 @@ class RunMemory:
         if isinstance(error, OffsetGone):  # what an open run needs is never trimmed (J14): the log was cut
             self._table.cut(f"a record of run {slot.run_id} is gone: {error}")
         elif isinstance(error, LogError):
-            _log.warning("run %s could not be loaded, trying again: %s", slot.run_id, error)
+            _log.warning("run could not be loaded, trying again: %s", error, extra={"run": slot.run_id})
             self._takeup.append(slot)
         else:
             self._table.stop(slot, str(error) if isinstance(error, CoreError | Unreadable) else repr(error), [])
@@ -181,7 +188,7 @@ class RunMemory:
     def _go_on_diverged(self, slot: RunSlot, loaded: Loaded) -> bool:
         self._shell.counters.divergences += 1
         text = loaded.divergence.describe() if loaded.divergence is not None else ""
-        _log.error("%s", text)
+        _log.error("%s", text, extra={"run": slot.run_id})
         if self._shell.verify == "warn":
             return True
         if self._shell.verify == "fail":
@@ -196,7 +203,13 @@ class RunMemory:
         before = now - self._shell.bounds.park_after_ms
         for slot in self._table.slots.values():
             idle = slot.touched < before and not slot.in_flight and not slot.inbox and not slot.unsent
-            if idle and slot.state is not None and slot.effects == 0 and not model_due(slot.state) and slot.dirty is None:
+            if (
+                idle
+                and slot.state is not None
+                and slot.effects == 0
+                and not model_due(slot.state)
+                and slot.dirty is None
+            ):
                 slot.state = None
 
     def snapshot_due(self, slot: RunSlot) -> bool:
@@ -214,7 +227,7 @@ class RunMemory:
         try:
             value = self._snapshot_value(slot, trail, state)
         except (OSError, Unencodable) as problem:  # the run goes on from its old base
-            _log.error("run %s: no snapshot could be written: %s", slot.run_id, problem)
+            _log.error("no snapshot could be written: %s", problem, extra={"run": slot.run_id})
             return
         wake = s.now() if model_due(state) else next_wake(state)
         header = RecordHeader(SNAPSHOT, table.token, trail.step, trail.digest, wake, trail.end)

@@ -23,10 +23,16 @@ def expose(metrics: Metrics, service: LoopService) -> Callable[[], None]:
         "divergences_total": ("Runs that this build would decide otherwise", lambda: c.divergences),
         "repairs_total": ("Projections written again over an older one", lambda: c.repairs),
         "loads_total": ("Runs folded from the journal", lambda: c.loads),
-        "producers_renewed_total": ("Journal producers replaced because the fate of a record was unknown", lambda: s.writer.renewed),
+        "producers_renewed_total": (
+            "Journal producers replaced because the fate of a record was unknown",
+            lambda: s.writer.renewed,
+        ),
         "effects_refused_total": ("Projections that Kafka refused for good", lambda: s.outbox.lost),
         "partitions": ("Partitions assigned", lambda: len(service.owners)),
-        "partitions_unready": ("Partitions assigned and not live", lambda: sum(not o.ready for o in service.owners.values())),
+        "partitions_unready": (
+            "Partitions assigned and not live",
+            lambda: sum(not o.ready for o in service.owners.values()),
+        ),
         "open_runs": ("Runs held: in memory or parked", lambda: _runs(service)),
         "model_calls_open": ("Model calls under way", lambda: max(0, s.asks)),
         "effects_open": ("Effects without an acknowledgement", lambda: len(s.outbox)),

@@ -91,7 +91,12 @@ class _Lane:
         while True:
             try:
                 self._producer.produce(
-                    sent.topic, sent.value, key=sent.key, partition=sent.partition, headers=sent.headers, on_delivery=sent
+                    sent.topic,
+                    sent.value,
+                    key=sent.key,
+                    partition=sent.partition,
+                    headers=sent.headers,
+                    on_delivery=sent,
                 )
                 return
             except QueueFull:

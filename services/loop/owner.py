@@ -1,9 +1,9 @@
 """One partition in this process: from its assignment to its end. Wires opening, runs, known runs, positions and retention.
 
-    opening   look, fence, confirm, restore (turnlog.kafka.opening); nothing is read from the inbound topics yet
-    backlog   inbound topics are read up to the end seen at assignment; runs decide, timers do not fire yet (J9)
-    live      timers fire, effects that may not have left are sent again, snapshots, parking, retention
-    closed    waits for another attempt, or for the operator (`cut`)
+opening   look, fence, confirm, restore (turnlog.kafka.opening); nothing is read from the inbound topics yet
+backlog   inbound topics are read up to the end seen at assignment; runs decide, timers do not fire yet (J9)
+live      timers fire, effects that may not have left are sent again, snapshots, parking, retention
+closed    waits for another attempt, or for the operator (`cut`)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.loop.arrivals import Arrival
+from services.loop.holes import Holes
 from services.loop.known_runs import KnownRuns
 from services.loop.positions import Progress, committed, positions
 from services.loop.runs import RunSlot
@@ -50,6 +51,7 @@ class PartitionOwner:
         self._ownership: Ownership[Any] | None = None
         self._progress: dict[str, Progress] = {}
         self._known: KnownRuns | None = None
+        self._holes = Holes(shell)
         self._restored: Restored | None = None
         self._looked: Looked | None = None
         self._retry_at = 0.0
@@ -90,7 +92,15 @@ class PartitionOwner:
         self.stage = "opening"
         doubt = self._doubtful
         self._opening = Opening(
-            self.index, s.topics.places, s.clients, s.writer, s.runner, self, s.clock, confirm_first=doubt, least_end=self._cut_at
+            self.index,
+            s.topics.places,
+            s.clients,
+            s.writer,
+            s.runner,
+            self,
+            s.clock,
+            confirm_first=doubt,
+            least_end=self._cut_at,
         )
         self._opening.begin()
 
@@ -155,7 +165,9 @@ class PartitionOwner:
         self._fences = _known_fences(restored, looked)
         self._ownership = s.writer.open(self.index, token, fence_offset, self)
         self._known = None
-        self._epoch = max(looked.epoch, last.input_epoch if last is not None else 0)  # a lost pointer must not open an old epoch again
+        self._epoch = max(
+            looked.epoch, last.input_epoch if last is not None else 0
+        )  # a lost pointer must not open an old epoch again
         self.table = RunTable(self, s, self._ownership, self._epoch, restored, self.dealt_with)
         starts = inbound_starts(looked, [(ref.topic, ref.offset) for ref in last.positions] if last else [])
         self._begin_inbound(starts)
@@ -179,7 +191,7 @@ class PartitionOwner:
             if ends is None:
                 return self.failed(f"inbound: {error}", cut=False)
             self._progress = {p.topic: Progress(p, starts[p.topic], ends[p][1]) for p in wanted}
-            self._known = KnownRuns(ends[state][1], ends[state][0])
+            self._known = KnownRuns(state, *ends[state])
             try:
                 s.clients.reader.follow({state: ends[state][0]})
                 s.clients.consumer.add({Partition(t, self.index): p.next_read for t, p in self._progress.items()})
@@ -287,12 +299,15 @@ class PartitionOwner:
         table = self.table
         if self.stage != "backlog" or table is None or self._known is None:
             return
+        self._holes.look([*self._progress.values(), self._known])
         if self._known.streamed and all(p.caught_up for p in self._progress.values()):
             self.stage = "live"
             self.reason = ""
             self._ends = 0
             table.memory.go_live()
-            _log.info("partition %d is live: %d open runs, restored in %.2f s", self.index, len(table.slots), self.restore_s)
+            _log.info(
+                "partition %d is live: %d open runs, restored in %.2f s", self.index, len(table.slots), self.restore_s
+            )
 
     def slept(self) -> None:
         """The process stood still: what arrived before a deadline meanwhile counts, so timers wait for it (J16)."""
@@ -325,7 +340,10 @@ class PartitionOwner:
 
     def _fire_late(self) -> None:
         """The backlog of a sleep has been read: now its timers."""
-        if self.table is None or not self._until_known or not all(p.caught_up for p in self._progress.values()):
+        if self.table is None or not self._until_known:
+            return
+        self._holes.look(self._progress.values())
+        if not all(p.caught_up for p in self._progress.values()):
             return
         self._catching_up = False
         late, self._late_wakes = self._late_wakes, []
@@ -384,7 +402,12 @@ class PartitionOwner:
     def _trim(self, now: int) -> None:
         """Delete what no restore can need (J14): up to a fence, so that the log always begins with one."""
         s = self.shell
-        if now - self._trimmed_at < s.bounds.trim_every_ms or len(self._pointers) < 2 or self._restored is None or self.table is None:
+        if (
+            now - self._trimmed_at < s.bounds.trim_every_ms
+            or len(self._pointers) < 2
+            or self._restored is None
+            or self.table is None
+        ):
             return
         self._trimmed_at = now
         limit = min(self._pointers[-2].floor, self.table.memory.oldest_base(self._pointers[-2].floor))
@@ -403,7 +426,12 @@ class PartitionOwner:
         """A fence a day if anything was written, so that fences are never far apart (J4). Runs in memory are kept: nothing is in
         flight, and the fence must land directly behind what memory holds."""
         own, table = self._ownership, self.table
-        if own is None or table is None or self._looked is None or now - self._opened_at < self.shell.bounds.reopen_every_ms:
+        if (
+            own is None
+            or table is None
+            or self._looked is None
+            or now - self._opened_at < self.shell.bounds.reopen_every_ms
+        ):
             return
         if own.expected == own.fence_offset + 1:
             self._opened_at = now
@@ -429,7 +457,9 @@ class PartitionOwner:
             self._opened_at = now
             table.renewed(self._ownership)
 
-        value = self._fence_record(token, self._epoch, looked.ids, refs, [(fence.offset, fence.at) for fence in self._fences])
+        value = self._fence_record(
+            token, self._epoch, looked.ids, refs, [(fence.offset, fence.at) for fence in self._fences]
+        )
         self.shell.writer.append_fence(self.index, value, token, done)
 
     # ------------------------------------------------------------ acknowledgements and the end

@@ -37,7 +37,9 @@ class Progress:
         return self.next_read >= self.until
 
 
-def positions(progress: dict[str, Progress], ownership_topic: str, pointer: str, *, all_of_them: bool) -> dict[Partition, Position]:
+def positions(
+    progress: dict[str, Progress], ownership_topic: str, pointer: str, *, all_of_them: bool
+) -> dict[Partition, Position]:
     """What to commit: the ownership topic always (its metadata is the pointer), the others where they moved or `all_of_them`."""
     found = {}
     for topic, each in progress.items():

@@ -97,7 +97,14 @@ class Loaded(NamedTuple):
 
 
 def load(
-    run_id: str, trail: Trail, records: Sequence[Received], codec: Codec, validate: Validate, blobs: Blobs, epoch: int, effects: int
+    run_id: str,
+    trail: Trail,
+    records: Sequence[Received],
+    codec: Codec,
+    validate: Validate,
+    blobs: Blobs,
+    epoch: int,
+    effects: int,
 ) -> Loaded:
     """Fold a run from its base and the steps since, checking every hash of the chain, and decide it again on the way. Records before
     the base are steps that a snapshot has overtaken: of them only the effects count.

@@ -87,7 +87,9 @@ class LoopService:
             return "agents and tools are still being read"
         if not self.owners and self.shell.clock() - self._began_at < STANDBY_S:
             return "the group has given no partition yet"
-        behind = [f"{o.index} {o.stage}" + (f" ({o.reason})" if o.reason else "") for o in self.owners.values() if not o.ready]
+        behind = [
+            f"{o.index} {o.stage}" + (f" ({o.reason})" if o.reason else "") for o in self.owners.values() if not o.ready
+        ]
         return "partitions: " + "; ".join(behind) if behind else None
 
     def run(self) -> None:

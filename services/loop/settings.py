@@ -23,7 +23,8 @@ class LoopSettings(Settings):
     )  # fmt: skip
 
     models: ModelsSettings = Field(
-        default_factory=dict, description="Model providers: TURNLOG_MODELS__OPENAI__API_KEY, __BASE_URL, __KIND, __HEADERS."
+        default_factory=dict,
+        description="Model providers: TURNLOG_MODELS__OPENAI__API_KEY, __BASE_URL, __KIND, __HEADERS.",
     )
     instance: str = Field(
         default_factory=socket.gethostname,
@@ -40,15 +41,25 @@ class LoopSettings(Settings):
         default=False, description="The blob directory is on a file system that all hosts of the group share."
     )
     session_timeout_ms: int = Field(
-        default=10_000, ge=1_000, description="After this long without a sign of life the group gives the partitions to others."
+        default=10_000,
+        ge=1_000,
+        description="After this long without a sign of life the group gives the partitions to others.",
     )
-    snapshot_bytes: int = Field(default=64 * 1024, ge=1_024, description="Least bytes of steps before a run is snapshotted.")
+    snapshot_bytes: int = Field(
+        default=64 * 1024, ge=1_024, description="Least bytes of steps before a run is snapshotted."
+    )
     floor_bytes: int = Field(
-        default=256 * 1024 * 1024, ge=64 * 1024, description="How far the restore floor may lie behind the journal's end."
+        default=256 * 1024 * 1024,
+        ge=64 * 1024,
+        description="How far the restore floor may lie behind the journal's end.",
     )
     park_after_s: float = Field(default=60.0, gt=0, description="An idle run leaves memory after this long.")
-    journal_keep_days: float = Field(default=90.0, gt=0, description="How long the journal keeps what no open run needs.")
-    processes: int = Field(default=1, ge=1, le=256, description="Loop processes on this host; they share the partitions.")
+    journal_keep_days: float = Field(
+        default=90.0, gt=0, description="How long the journal keeps what no open run needs."
+    )
+    processes: int = Field(
+        default=1, ge=1, le=256, description="Loop processes on this host; they share the partitions."
+    )
 
     @property
     def topics(self) -> Topics:

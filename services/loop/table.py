@@ -111,7 +111,11 @@ class RunTable:
         if right == self.index:
             return False
         if any(name == "rerouted" for name, _ in record.headers):
-            self.reject(Reject(record, "misrouted", f"run {arrival.run_id} belongs to partition {right}, also after one re-routing"))
+            self.reject(
+                Reject(
+                    record, "misrouted", f"run {arrival.run_id} belongs to partition {right}, also after one re-routing"
+                )
+            )
             return True
         s.counters.rerouted += 1
         headers = [*record.headers, ("rerouted", b"1")]
@@ -232,7 +236,14 @@ class RunTable:
         taken = 0
         size = 0
         for item in inbox:
-            size += self._take(slot, draft, item, events, refs, records)
+            try:
+                size += self._take(slot, draft, item, events, refs, records)
+            except (
+                Exception
+            ) as problem:  # what the rules raise once they raise again: it stops this run, not its partition
+                _log.exception("run %s: the rules failed on a message", slot.run_id)
+                made = [each for each in inbox[:taken] if each.record in records or each.done in slot.after]
+                return self.stop(slot, f"the rules failed on a message: {problem!r}", [*made, *inbox[taken:]])
             taken += 1
             if size > BATCH_BYTES:
                 break
@@ -250,7 +261,13 @@ class RunTable:
         self._append_step(slot, state, draft, tuple(events), tuple(refs), tuple(records), inbox[:taken])
 
     def _take(
-        self, slot: RunSlot, draft: RunState, item: Queued, events: list[Event], refs: list[InputRef], records: list[Received]
+        self,
+        slot: RunSlot,
+        draft: RunState,
+        item: Queued,
+        events: list[Event],
+        refs: list[InputRef],
+        records: list[Received],
     ) -> int:
         """One message; what it makes goes into the lists. Returns about how many bytes it adds."""
         message, record = item.message, item.record
@@ -291,13 +308,17 @@ class RunTable:
         if known or item.kind == "result":
             return self._nothing(slot, draft, item, record)
         reason = "this command was taken already"  # so long ago that the run does not remember its id
-        self.effects.outcome(item.command_id, slot.run_id, item.kind, "duplicate", reason, partial(self._dealt_with, record))
+        self.effects.outcome(
+            item.command_id, slot.run_id, item.kind, "duplicate", reason, partial(self._dealt_with, record)
+        )
 
     def _undecidable(self, slot: RunSlot, item: Queued, record: Received, problem: CoreError) -> None:
         """The rules refuse the message itself: a result of nobody's call is a dead letter, a command has its outcome."""
         if item.kind == "result":
             return self.reject(Reject(record, "unknown_call", str(problem)))
-        self.effects.outcome(item.command_id, slot.run_id, item.kind, "refused", str(problem), partial(self._dealt_with, record))
+        self.effects.outcome(
+            item.command_id, slot.run_id, item.kind, "refused", str(problem), partial(self._dealt_with, record)
+        )
 
     def _nothing(self, slot: RunSlot, draft: RunState, item: Queued, record: Received) -> None:
         """A repetition, or a command to a run that has ended."""
@@ -306,7 +327,10 @@ class RunTable:
             self._shell.counters.repeats += 1
             return done()
         if item.kind == "start" or item.command_id in draft.commands:
-            outcome, reason = "duplicate", f"run {slot.run_id} exists already" if item.kind == "start" else "this command was taken already"
+            outcome, reason = (
+                "duplicate",
+                f"run {slot.run_id} exists already" if item.kind == "start" else "this command was taken already",
+            )
         else:
             outcome, reason = "refused", f"run {slot.run_id} has ended"
         self.effects.outcome(item.command_id, slot.run_id, item.kind, outcome, reason, done)
@@ -318,7 +342,9 @@ class RunTable:
         s, trail, own = self._shell, slot.trail, self._ownership
         step, prev = (trail.step + 1, trail.digest) if trail is not None else (0, None)
         at = events[-1].at
-        record = JournalRecord(STEP, own.token, slot.run_id, step, prev, at, s.build, draft.rules, self._epoch, refs, events)
+        record = JournalRecord(
+            STEP, own.token, slot.run_id, step, prev, at, s.build, draft.rules, self._epoch, refs, events
+        )
         try:
             value = s.codec.encode(record)
         except Unencodable as problem:
@@ -387,7 +413,9 @@ class RunTable:
         s.counters.model_calls += 1
         mailbox, run_id, (turn, attempt), table = s.mailbox, slot.run_id, place, self
         s.asks += 1
-        slot.ask = s.providers.ask(model_request(state), lambda reply: mailbox.append((table, run_id, turn, attempt, reply)))
+        slot.ask = s.providers.ask(
+            model_request(state), lambda reply: mailbox.append((table, run_id, turn, attempt, reply))
+        )
 
     # ------------------------------------------------------------ release
 
@@ -441,6 +469,14 @@ class RunTable:
     def _ended(self, slot: RunSlot, state: RunState, events: tuple[Event, ...]) -> None:
         if events[-1].kind.startswith("run_"):
             Counters.count(self._shell.counters.runs_ended, state.status)
+            level = logging.WARNING if state.status == "failed" else logging.INFO
+            _log.log(
+                level,
+                "run %s: %s",
+                state.status,
+                state.error or state.reason,
+                extra={"run": slot.run_id, "turn": state.turn},
+            )
         self._cancel_ask(slot)
         self.let_go(slot)
 
@@ -502,7 +538,7 @@ class RunTable:
 
     def stop(self, slot: RunSlot, problem: str, items: list[Queued]) -> None:
         """Stop one run for good under this build, with a clear error; the partition goes on (J1)."""
-        _log.error("run %s is stopped: %s", slot.run_id, problem)
+        _log.error("run is stopped: %s", problem, extra={"run": slot.run_id})
         slot.problem = problem
         slot.inbox = [*items, *slot.inbox]
         slot.state = None
@@ -554,5 +590,3 @@ class RunTable:
         self.slots = {}
         self.waiting = {}
         self._held = []
-
-

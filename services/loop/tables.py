@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from services.loop.holes import readable_end
 from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable, Unreadable
 from turnlog.core.agents import STRATEGIES, AgentSpec, MenuEntry
+from turnlog.core.definitions import agent_problem, manifest_problem
 from turnlog.core.events import Start
 from turnlog.core.limits import utf8_size
 from turnlog.core.records import StartRun, ToolManifest, ToolRequest
@@ -20,15 +22,17 @@ MENU_BYTES = 512 * 1024
 
 class Tables:
     """The newest definition of every agent and tool. Reads its topics whole, then follows them; `caught_up` once the ends seen
-    at the start are reached. Unreadable entries go to `reject` and the entry before them stays."""
+    at the start are reached. Entries that are unreadable or define nothing go to `reject`, and the entry before them stays."""
 
     def __init__(
-        self, reader: Reader, codec: Codec, agents_topic: str, manifests_topic: str, reject: Callable[[Received, Unreadable], None]
-    ) -> None:
+        self, reader: Reader, codec: Codec, agents_topic: str, manifests_topic: str, requests_prefix: str,
+        reject: Callable[[Received, str, str], None],
+    ) -> None:  # fmt: skip
         self._reader = reader
         self._codec = codec
         self._agents_topic = agents_topic
         self._manifests_topic = manifests_topic
+        self._requests_prefix = requests_prefix
         self._reject = reject
         self._agents: dict[str, AgentSpec] = {}
         self._tools: dict[str, dict[str, ToolManifest]] = {}
@@ -45,6 +49,7 @@ class Tables:
                 partition = Partition(topic, index)
                 start, end = self._reader.bounds(partition)
                 offsets[partition] = start
+                end = readable_end(self._reader, partition, start, end)
                 if end > start:
                     self._behind[partition] = end
         self._reader.follow(offsets)
@@ -73,22 +78,37 @@ class Tables:
 
     def _take(self, record: Received) -> None:
         key = (record.key or b"").decode("utf-8", "replace")
+        take = self._take_agent if record.topic == self._agents_topic else self._take_tool
         try:
-            if record.topic == self._agents_topic:
-                if record.value is None:
-                    self._agents.pop(key, None)
-                else:
-                    self._agents[key] = self._codec.decode(record.value, AgentSpec)
-                return
-            toolset, _, tool = key.partition("/")
-            if record.value is None:
-                self._tools.get(toolset, {}).pop(tool, None)
-            else:
-                manifest = self._codec.decode(record.value, ToolManifest)
-                self._tools.setdefault(toolset, {})[tool] = manifest
-                self._announce(manifest.topic)
-        except Unreadable as problem:
-            self._reject(record, problem)
+            problem = take(key, record.value)
+        except Unreadable as unreadable:
+            return self._reject(record, unreadable.reason, unreadable.detail)
+        if problem is not None:
+            self._reject(record, "bad_definition", problem)
+
+    def _take_agent(self, key: str, value: bytes | None) -> str | None:
+        """Why it is not taken, or None."""
+        if value is None:
+            self._agents.pop(key, None)
+            return None
+        agent = self._codec.decode(value, AgentSpec)
+        problem = agent_problem(key, agent)
+        if problem is None:
+            self._agents[key] = agent
+        return problem
+
+    def _take_tool(self, key: str, value: bytes | None) -> str | None:
+        """Why it is not taken, or None."""
+        toolset, _, tool = key.partition("/")
+        if value is None:
+            self._tools.get(toolset, {}).pop(tool, None)
+            return None
+        manifest = self._codec.decode(value, ToolManifest)
+        problem = manifest_problem(key, manifest, self._requests_prefix)
+        if problem is None:
+            self._tools.setdefault(toolset, {})[tool] = manifest
+            self._announce(manifest.topic)
+        return problem
 
     def _announce(self, topic: str) -> None:
         """Requests to this topic carry the registry's id from now on; where it cannot be asked, the file's, which Turnlog reads as well."""
@@ -114,7 +134,15 @@ class Tables:
         if isinstance(menu, str):
             return menu
         return Start(
-            command_id, agent, menu, (), start.input, start.labels, start.turn_limit, start.tool_call_budget, start.deadline_ms,
+            command_id,
+            agent,
+            menu,
+            (),
+            start.input,
+            start.labels,
+            start.turn_limit,
+            start.tool_call_budget,
+            start.deadline_ms,
             traceparent,
         )
 
@@ -137,7 +165,9 @@ class Tables:
                 other = found.setdefault(manifest.tool, _entry(manifest))
                 if other.toolset != manifest.toolset:
                     return f"tool {manifest.tool!r} is in toolsets {other.toolset!r} and {manifest.toolset!r}: name one of them"
-        size = utf8_size(agent.instructions) + sum(utf8_size(e.parameters) + utf8_size(e.description) for e in found.values())
+        size = utf8_size(agent.instructions) + sum(
+            utf8_size(e.parameters) + utf8_size(e.description) for e in found.values()
+        )
         if size > MENU_BYTES:
             return f"instructions and tools of agent {agent.name!r} have {size} bytes, at most {MENU_BYTES} are allowed"
         return tuple(found.values())

@@ -72,7 +72,9 @@ def partition_count(cluster: Cluster, settings: LoopSettings) -> int:
     finally:
         admin.close()
     if settings.topics.commands not in found:
-        raise Misconfigured(f"topic {settings.topics.commands} does not exist: create the topics with `turnlog topics create`")
+        raise Misconfigured(
+            f"topic {settings.topics.commands} does not exist: create the topics with `turnlog topics create`"
+        )
     return found[settings.topics.commands].partitions
 
 
@@ -92,17 +94,21 @@ def make_shell(
     counters = Counters()
 
     def read_gap(partition: Partition, start: int, end: int, then: object) -> None:
-        runner.submit("loading", lambda: [r for batch in clients.reader.read(partition, start, end) for r in batch], then)  # type: ignore[arg-type]
+        runner.submit(
+            "loading", lambda: [r for batch in clients.reader.read(partition, start, end) for r in batch], then
+        )  # type: ignore[arg-type]
 
     def now() -> int:
         return time.time_ns() // 1_000_000
 
-    def reject(record: Received, problem: Unreadable) -> None:
-        Counters.count(counters.dead_letters, problem.reason)
-        letter = letter_of(record, problem.reason, problem.detail, "loop", now())
-        outbox.send(topics.dead_letters, codec.encode(letter), record.key, lambda: None, kept=True)
+    def reject(record: Received, reason: str, detail: str) -> None:
+        Counters.count(counters.dead_letters, reason)
+        letter = letter_of(record, reason, detail, "loop", now())
+        outbox.send(topics.dead_letters, codec.encode(letter), letter.key, lambda: None, kept=True)
 
-    tables = Tables(_table_reader(cluster), codec, topics.agents, topics.manifests, reject)
+    tables = Tables(
+        _table_reader(cluster), codec, topics.agents, topics.manifests, f"{settings.topic_prefix}tool-requests.", reject
+    )
     return Shell(
         topics=topics, partitions=partitions, owner_name=f"{socket.gethostname()}/{name}", build=settings.build, codec=codec,
         reception=Reception(codec, tokens), tokens=tokens, tables=tables, outbox=outbox,
