@@ -1,6 +1,6 @@
 """Re-checks hash chains and fence rule of a whole journal without Turnlog (JOURNAL.md, J1): a line a fault, exit 1 if any.
 
-    python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
+python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
 """
 
 # mypy: ignore-errors
@@ -21,13 +21,20 @@ bootstrap, topic, source = sys.argv[1:] + ["turnlog.journal", "schemas/released"
 @functools.cache
 def schema(number):
     if source.startswith("http"):
-        return fastavro.parse_schema(json.loads(json.load(urllib.request.urlopen(f"{source}/schemas/ids/{number}"))["schema"]))
+        return fastavro.parse_schema(
+            json.loads(json.load(urllib.request.urlopen(f"{source}/schemas/ids/{number}"))["schema"])
+        )
     return fastavro.parse_schema(json.loads(next(Path(source).glob(f"{number:#010x}.*.avsc")).read_text()))
 
 
 def judge(message, record, fence):
     """What a record is, after all before it in its partition; `heads`: step and hash of each run's last valid step."""
-    run, here, digest, headers = record["run_id"], (record["step"], record["prev"]), sha256(message.value()).digest(), dict(message.headers())
+    run, here, digest, headers = (
+        record["run_id"],
+        (record["step"], record["prev"]),
+        sha256(message.value()).digest(),
+        dict(message.headers()),
+    )
     head = heads.get(run)
     if (headers.get("kind"), headers.get("fence")) != (record["kind"].encode(), record["fence"]):
         return "BROKEN"
@@ -55,14 +62,18 @@ while unread:
         unread.discard(message.partition())
         continue
     try:
-        record = fastavro.schemaless_reader(io.BytesIO(message.value()[5:]), schema(int.from_bytes(message.value()[1:5], "big")), None)
+        record = fastavro.schemaless_reader(
+            io.BytesIO(message.value()[5:]), schema(int.from_bytes(message.value()[1:5], "big")), None
+        )
         verdict = judge(message, record, fences.get(message.partition()))
     except (ValueError, LookupError, EOFError, OSError, StopIteration, TypeError):
         record, verdict = None, "unreadable"
     if verdict == "fence":
         fences[message.partition()] = record["fence"]
     if verdict == "BROKEN":
-        print(f"broken: partition {message.partition()}, offset {message.offset()}, run {record['run_id']} step {record['step']}")
+        print(
+            f"broken: partition {message.partition()}, offset {message.offset()}, run {record['run_id']} step {record['step']}"
+        )
     counts[verdict] += 1
 consumer.close()
 print(f"{topic}: {len(heads)} runs", *(f"{count} {verdict}" for verdict, count in sorted(counts.items())), sep=", ")

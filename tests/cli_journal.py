@@ -71,7 +71,9 @@ class JournalWriter:
         token = next(self._numbers).to_bytes(16, "big")
         opening = Fence(owner, (), 0, (InputRef("commands", partition, 0),))
         record = JournalRecord("fence", token, "", -1, None, self.clock, "test", 0, 0, (), (), opening)
-        self._append(partition, None, self.codec.encode(record), headers_of(RecordHeader("fence", token, -1, None, 0, -1)))
+        self._append(
+            partition, None, self.codec.encode(record), headers_of(RecordHeader("fence", token, -1, None, 0, -1))
+        )
         self._tokens[partition] = token
         return token
 
@@ -146,7 +148,9 @@ class JournalWriter:
 
     def answer(self, run_id: str, text: str = "Ada was a mathematician.") -> None:
         state = self.chains[run_id].state
-        self.say(run_id, ModelAnswer(text, (), "stop", "m", "", Usage(12, 5)), turn=state.turn, attempt=state.model_attempt)
+        self.say(
+            run_id, ModelAnswer(text, (), "stop", "m", "", Usage(12, 5)), turn=state.turn, attempt=state.model_attempt
+        )
 
     def fail_model(self, run_id: str) -> None:
         state = self.chains[run_id].state

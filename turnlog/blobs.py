@@ -38,7 +38,9 @@ class DirectoryBlobs:
         try:
             data = self._path(digest).read_bytes()
         except OSError as problem:
-            raise BadHistory(f"blob {digest} cannot be read: {problem.strerror}; restore it to the blob directory") from problem
+            raise BadHistory(
+                f"blob {digest} cannot be read: {problem.strerror}; restore it to the blob directory"
+            ) from problem
         if sha256(data).hexdigest() != digest:
             raise BadHistory(f"blob {digest} is damaged: its content has another hash")
         return data

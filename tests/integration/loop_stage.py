@@ -90,7 +90,9 @@ class LoopProcess:
         self._port_file.unlink(missing_ok=True)
         own = {"TURNLOG_OBS__PORT_FILE": str(self._port_file), "TURNLOG_OBS__PORT": str(port)}
         command = [sys.executable, "-m", "services.loop", *arguments]
-        self.child = Child.start(command, name=name, output=self.log, env={**os.environ, **environment, **own}, cwd=ROOT)
+        self.child = Child.start(
+            command, name=name, output=self.log, env={**os.environ, **environment, **own}, cwd=ROOT
+        )
 
     def _get(self, path: str, nth: int) -> bytes:
         port = self._port + nth if self._port else int(self._port_file.read_text())
@@ -485,4 +487,3 @@ class Stage:
         command = [sys.executable, "examples/audit_journal.py", bootstrap, f"{self.prefix}journal"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
-

@@ -121,7 +121,10 @@ def test_a_journal_is_shown_replayed_and_verified(installation: Installation) ->
     assert installation.lines("verify", "good")[-1]["findings"] == 0
 
     *findings, counts = installation.lines("verify", "--all", code=Exit.BAD)
-    assert {(item["kind"], item["run_id"]) for item in findings} == {("broken_chain", "broken"), ("unreadable", "newer")}
+    assert {(item["kind"], item["run_id"]) for item in findings} == {
+        ("broken_chain", "broken"),
+        ("unreadable", "newer"),
+    }
     assert (counts["runs"], counts["repeats"], counts["void"], counts["fences"]) == (3, 1, 1, PARTITIONS)
     explained = installation.run("runs", "explain", "broken")
     assert "its chain is broken" in explained
@@ -135,7 +138,11 @@ def test_runs_are_submitted_from_the_program_and_followed(installation: Installa
     try:
         command = _next_command(installation)
         assert (command.kind, command.run_id) == ("start", "case-1")
-        installation.put("command-outcomes", command.command_id, CommandOutcome(command.command_id, "case-1", "start", "accepted", "", 0, 1))
+        installation.put(
+            "command-outcomes",
+            command.command_id,
+            CommandOutcome(command.command_id, "case-1", "start", "accepted", "", 0, 1),
+        )
         writer.whole("case-1")
         installation.put("run-state", "case-1", writer.summary("case-1"))
         installation.landed()
@@ -186,7 +193,9 @@ def test_a_reader_of_our_output_may_leave_early(installation: Installation) -> N
         installation.put("run-state", f"r{number}", installation.writer.summary(f"r{number}"))
     installation.landed()
     command = f"{sys.executable} -m turnlog.cli.main runs list -n 200 --json | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], env=installation.env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], env=installation.env, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["agent"] == "clerk"
 
@@ -195,7 +204,9 @@ def test_the_client_sees_what_the_loop_publishes(installation: Installation, cli
     run = client.submit("clerk", "hello", "r1")
     installation.writer.fence_all()
     installation.writer.start("r1")
-    installation.put("command-outcomes", run.command_id, CommandOutcome(run.command_id, "r1", "start", "accepted", "", 0, 1))
+    installation.put(
+        "command-outcomes", run.command_id, CommandOutcome(run.command_id, "r1", "start", "accepted", "", 0, 1)
+    )
     installation.put("run-state", "r1", installation.writer.summary("r1"))
     assert run.outcome(20).step == 0
     assert run.wait(20, lambda summary: summary.status == "running").waits_for == "model"
@@ -249,6 +260,8 @@ def test_keys_lie_where_librdkafka_puts_them(installation: Installation) -> None
         return report
 
     for number, key in enumerate(keys):
-        installation.producer.produce(f"{installation.prefix}commands", b"x", key=key.encode(), on_delivery=note(number))
+        installation.producer.produce(
+            f"{installation.prefix}commands", b"x", key=key.encode(), on_delivery=note(number)
+        )
     installation.landed()
     assert found == {number: partition_of(key.encode(), PARTITIONS) for number, key in enumerate(keys)}

@@ -18,7 +18,7 @@ model: scripted/echo
 instructions: Say it again.
 tools: [weather/*]
 """
-TOOLS = '''
+TOOLS = """
 from turnlog.tools import ToolContext, Toolset
 
 tools = Toolset("weather", version="1")
@@ -27,7 +27,7 @@ tools = Toolset("weather", version="1")
 async def forecast(ctx: ToolContext, city: str) -> str:
     "The weather of tomorrow."
     return f"Sunny in {city}"
-'''
+"""
 
 
 def alive_in(folder: Path) -> list[str]:
@@ -52,7 +52,9 @@ def test_everything_starts_works_and_stops(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "turnlog.cli.main"]
 
     def turnlog(*arguments: str) -> str:
-        done = subprocess.run([*program, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [*program, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, (arguments, done.stdout, done.stderr)
         return done.stdout
 
@@ -66,7 +68,9 @@ def test_everything_starts_works_and_stops(tmp_path: Path) -> None:
         assert ready, up.stderr.read() if up.stderr else ""
         assert json.loads(ready)["services"] == ["loop", "worker-0-mytools"]
         assert "published" in turnlog("agents", "apply", "agent.yaml")
-        assert json.loads(turnlog("run", "talk", "-i", "hello", "--run-id", "r1", "--wait", "--json"))["answer"] == "hello"
+        assert (
+            json.loads(turnlog("run", "talk", "-i", "hello", "--run-id", "r1", "--wait", "--json"))["answer"] == "hello"
+        )
         assert "run_succeeded" in turnlog("runs", "show", "r1", "--journal")
         assert "nothing found in 1 runs" in turnlog("verify", "--all")
         os.killpg(up.pid, signal.SIGINT)

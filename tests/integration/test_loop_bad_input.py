@@ -50,9 +50,15 @@ NUMBERS = itertools.count()
 
 AWKWARD: dict[str, dict[str, Any]] = {
     "text": {"content": "half \ud83d of a pair"},
-    "arguments": {"tool_calls": [{"id": "a\udc00", "type": "function", "function": {"name": "say", "arguments": '{"text":"\ud83d"}'}}]},
+    "arguments": {
+        "tool_calls": [
+            {"id": "a\udc00", "type": "function", "function": {"name": "say", "arguments": '{"text":"\ud83d"}'}}
+        ]
+    },
     "name": {"tool_calls": [{"id": "b", "type": "function", "function": {"name": "sa\udc80y", "arguments": "{}"}}]},
-    "not a number": {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "say", "arguments": '{"text":NaN}'}}]},
+    "not a number": {
+        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "say", "arguments": '{"text":NaN}'}}]
+    },
 }
 """What the stub of a model says when its user says these words. Sent as JSON, where each lone surrogate is an escape."""
 
@@ -74,7 +80,10 @@ class Installation(Stage):
     def __init__(self, bootstrap: str, folder: Path) -> None:
         super().__init__(bootstrap, folder, partitions=PARTITIONS, command_bytes=8 * MIB)
         self.model = ReplayServer(stub)
-        self.environment |= {"TURNLOG_MODELS__STUB__KIND": "openai", "TURNLOG_MODELS__STUB__BASE_URL": f"{self.model.url}/v1"}
+        self.environment |= {
+            "TURNLOG_MODELS__STUB__KIND": "openai",
+            "TURNLOG_MODELS__STUB__BASE_URL": f"{self.model.url}/v1",
+        }
         for name, model in (("odd", "scripted/echo"), ("stub", "stub/some-model")):
             agent = AgentSpec(name, "1", "Be awkward.", model, tools=("odd/*",), model_attempts=1)
             self.put("agents", name.encode(), CODEC.encode(agent))
@@ -108,7 +117,9 @@ class Installation(Stage):
     def put_large(self, key: bytes, value: bytes, partition: int) -> InputRef:
         """Append to `commands`, which takes more than it should, with a client that sends more than ours."""
         large = {"message.max.bytes": str(8 * MIB)}
-        producer = KafkaCluster({"bootstrap.servers": self.environment["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"], **large}).producer("large")
+        producer = KafkaCluster(
+            {"bootstrap.servers": self.environment["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"], **large}
+        ).producer("large")
         reports: list[Delivered] = []
         producer.produce(f"{self.prefix}commands", value, key=key, partition=partition, on_delivery=reports.append)
         assert producer.flush(PATIENCE_S) == 0
@@ -248,8 +259,14 @@ REFUSED: dict[str, tuple[Callable[[str], Command], str]] = {
         lambda run_id: Command(f"v-{run_id}", run_id, "start", start=StartRun("echo", "7")),
         "agent 'echo' is at version '1', not '7'",
     ),
-    "input to nobody": (lambda run_id: Command(f"i-{run_id}", run_id, "input", input=SendInput("hi")), "there is no run"),
-    "cancel of nobody": (lambda run_id: Command(f"x-{run_id}", run_id, "cancel", cancel=CancelRun()), "there is no run"),
+    "input to nobody": (
+        lambda run_id: Command(f"i-{run_id}", run_id, "input", input=SendInput("hi")),
+        "there is no run",
+    ),
+    "cancel of nobody": (
+        lambda run_id: Command(f"x-{run_id}", run_id, "cancel", cancel=CancelRun()),
+        "there is no run",
+    ),
 }
 
 
@@ -273,7 +290,9 @@ def test_a_command_in_the_wrong_partition_is_sent_on_once(place: Installation) -
     assert place.running.metric("rerouted_total") == before + 1
     assert not place.letters(wrong)
     command = start_command(place.run_id(0, "lost"))
-    again = place.put("commands", command.run_id.encode(), CODEC.encode(command), partition=1, headers=[("rerouted", b"1")])
+    again = place.put(
+        "commands", command.run_id.encode(), CODEC.encode(command), partition=1, headers=[("rerouted", b"1")]
+    )
     letter = place.letter(again)
     assert letter.reason == "misrouted"
     assert "belongs to partition 0, also after one re-routing" in letter.detail
@@ -460,7 +479,12 @@ def test_lone_surrogates_in_arguments_and_results(place: Installation) -> None:
     assert run.wait(PATIENCE_S).answer == "say says: \ufffd!\nlength says: 2"
     request = place.waiting_call()
     value = CODEC.encode(result_for(request, "half"))
-    source = place.put("tool-results", request.call_key.encode(), value.replace(b"half", b"h\xed\xa0\xbd"), partition=place.home(request.run_id))
+    source = place.put(
+        "tool-results",
+        request.call_key.encode(),
+        value.replace(b"half", b"h\xed\xa0\xbd"),
+        partition=place.home(request.run_id),
+    )
     assert place.letter(source).reason == "bad_bytes"
     place.hands.release()
     assert place.client.wait(request.run_id, PATIENCE_S).status == "succeeded"
@@ -502,12 +526,23 @@ def test_a_step_of_a_newer_build_stops_its_run_and_nothing_else(place: Installat
     """Another build owned the partition, wrote a kind of event that this one does not know, and gave the partition back."""
     talks, waits = place.run_id(0, "newer"), place.run_id(0, "older")
     for run_id in (talks, waits):
-        assert place.client.submit("talk", "hello", run_id).wait(PATIENCE_S, lambda s: s.waits_for == "input").answer == "hello"
+        assert (
+            place.client.submit("talk", "hello", run_id).wait(PATIENCE_S, lambda s: s.waits_for == "input").answer
+            == "hello"
+        )
     place.running.stop()
     run = place.audit().runs[talks]
     token = secrets.token_bytes(16)
-    fence = JournalRecord("fence", token, "", -1, None, run.state.at, "newer", 0, 0, (), (), Fence("host/newer-0", (), 0, ()))
-    place.put("journal", None, CODEC.encode(fence), partition=0, headers=headers_of(RecordHeader("fence", token, -1, None, 0, -1)))
+    fence = JournalRecord(
+        "fence", token, "", -1, None, run.state.at, "newer", 0, 0, (), (), Fence("host/newer-0", (), 0, ())
+    )
+    place.put(
+        "journal",
+        None,
+        CODEC.encode(fence),
+        partition=0,
+        headers=headers_of(RecordHeader("fence", token, -1, None, 0, -1)),
+    )
     events = (
         Event("cancel_requested", run.state.at, payload=Cancel("c")),
         Event("run_cancelled", run.state.at, payload=RunCancelled("cancelled")),
@@ -515,7 +550,11 @@ def test_a_step_of_a_newer_build_stops_its_run_and_nothing_else(place: Installat
     step = JournalRecord("step", token, talks, run.step + 1, run.head, run.state.at, "newer", 1, 0, (), events)
     value = respelt(CODEC.encode(step), "run_cancelled", "run_teleport1")
     place.put(
-        "journal", talks.encode(), value, partition=0, headers=headers_of(RecordHeader("step", token, step.step, step.prev, 0, -1))
+        "journal",
+        talks.encode(),
+        value,
+        partition=0,
+        headers=headers_of(RecordHeader("step", token, step.step, step.prev, 0, -1)),
     )
     place.running = place.loop().until_ready()
 

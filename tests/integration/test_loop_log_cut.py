@@ -71,7 +71,9 @@ def works(stage: Stage) -> None:
 
 def until_it_refuses(stage: Stage, loop: LoopProcess, topic: str) -> None:
     """Both partitions are closed, and health says why and what to do."""
-    said = loop.until_it_says(f"made anew since this partition was open: {stage.prefix}{topic}; see `turnlog topics adopt`")
+    said = loop.until_it_says(
+        f"made anew since this partition was open: {stage.prefix}{topic}; see `turnlog topics adopt`"
+    )
     until(lambda: loop.metric("partitions_unready") == PARTITIONS, f"both refuse: {said}")
 
 
@@ -149,5 +151,3 @@ def forget_group(stage: Stage) -> None:
     admin = AdminClient({"bootstrap.servers": stage.environment["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"]})
     group = f"{stage.prefix}loop"
     admin.delete_consumer_groups([group])[group].result(timeout=PATIENCE_S)
-
-

@@ -1,6 +1,6 @@
 """One rule taken out at a time: what each mutant patches in the product. The simulation, or the test of the rule, must notice.
 
-    python -m tests.simulation.loop_mutants [NAME ...]       how many seeds each needs to be caught
+python -m tests.simulation.loop_mutants [NAME ...]       how many seeds each needs to be caught
 """
 
 from __future__ import annotations
@@ -64,7 +64,14 @@ def prev_forgotten(set_: Any) -> None:
     real = RunTable._append
 
     def append(self: Any, slot: RunSlot, ticket: Any, value: bytes, header: RecordHeader, items: Any) -> bool:
-        return real(self, slot, ticket, value, header._replace(prev=b"\0" * 32) if header.kind == "step" and header.step else header, items)
+        return real(
+            self,
+            slot,
+            ticket,
+            value,
+            header._replace(prev=b"\0" * 32) if header.kind == "step" and header.step else header,
+            items,
+        )
 
     set_(RunTable, "_append", append)
 
@@ -146,7 +153,9 @@ def foreign_fence_ignored(set_: Any) -> None:
     real = Ownership._gap_read
 
     def gap_read(self: Any, end: int, records: list[Received] | None, error: Any) -> None:
-        kept = None if records is None else [r for r in records if (h := header_of(r.headers)) is None or h.kind != FENCE]
+        kept = (
+            None if records is None else [r for r in records if (h := header_of(r.headers)) is None or h.kind != FENCE]
+        )
         real(self, end, kept, error)
 
     set_(Ownership, "_gap_read", gap_read)
@@ -348,7 +357,9 @@ def any_number_and_hash_follow(set_: Any) -> None:
     def step(self: Any, key: str, offset: int, value: bytes, header: RecordHeader) -> Any:
         trail = self.trails.get(key)
         if trail is None:
-            trail = fenced.Trail(header.step, value_digest(value), offset, len(value), self.mark, header.wake, header.end)
+            trail = fenced.Trail(
+                header.step, value_digest(value), offset, len(value), self.mark, header.wake, header.end
+            )
             self._keep(key, trail, offset)
         else:
             trail.add_step(offset, len(value), value_digest(value), header.wake, header.end)

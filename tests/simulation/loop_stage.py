@@ -70,7 +70,9 @@ class Entry(NamedTuple):
 class Stage:
     """See the module. One partition unless told; nothing is held back unless told."""
 
-    def __init__(self, script: Script = one_call, *, partitions: int = 1, latency_ms: float = 0.0, **bounds: Any) -> None:
+    def __init__(
+        self, script: Script = one_call, *, partitions: int = 1, latency_ms: float = 0.0, **bounds: Any
+    ) -> None:
         self.clock = SimClock()
         self.partitions = partitions
         self.script = script
@@ -86,7 +88,9 @@ class Stage:
         for agent in AGENTS:
             self.producer.produce(TOPICS.agents, CODEC.encode(agent), key=agent.name.encode())
         for manifest in MANIFESTS:
-            self.producer.produce(TOPICS.manifests, CODEC.encode(manifest), key=f"{manifest.toolset}/{manifest.tool}".encode())
+            self.producer.produce(
+                TOPICS.manifests, CODEC.encode(manifest), key=f"{manifest.toolset}/{manifest.tool}".encode()
+            )
         self.numbers = 0
         self.processes: list[LoopProcess] = []
 
@@ -97,7 +101,13 @@ class Stage:
         self.numbers += 1
         given = {"bounds": self.bounds, "latency_ms": self.latency_ms, "script": self.script, **options}
         process = LoopProcess(
-            self.cluster, self.clock, f"{name}#{self.numbers}", instance=instance or name, partitions=self.partitions, blobs=self.blobs, **given
+            self.cluster,
+            self.clock,
+            f"{name}#{self.numbers}",
+            instance=instance or name,
+            partitions=self.partitions,
+            blobs=self.blobs,
+            **given,
         )
         self.processes.append(process)
         return process
@@ -161,8 +171,12 @@ class Stage:
         return [CODEC.decode(record.value, ToolRequest) for record in self.cluster.log(Partition(REQUESTS, 0))]
 
     def answer(self, request: ToolRequest, status: str = "ok", content: str = "result", **fields: Any) -> None:
-        result = ToolResult(request.run_id, request.call_key, request.attempt, request.reply_token, status, content, **fields)
-        self.producer.produce(TOPICS.results, CODEC.encode(result), key=request.call_key.encode(), partition=request.reply_partition)
+        result = ToolResult(
+            request.run_id, request.call_key, request.attempt, request.reply_token, status, content, **fields
+        )
+        self.producer.produce(
+            TOPICS.results, CODEC.encode(result), key=request.call_key.encode(), partition=request.reply_partition
+        )
 
     # ------------------------------------------------------------ what the logs say
 
@@ -192,11 +206,15 @@ class Stage:
         return [entry for entry in self.journal() if entry.header.kind == "fence"]
 
     def outcomes(self, command_id: str = "") -> list[CommandOutcome]:
-        found = [CODEC.decode(record.value, CommandOutcome) for record in self.cluster.log(Partition(TOPICS.outcomes, 0))]
+        found = [
+            CODEC.decode(record.value, CommandOutcome) for record in self.cluster.log(Partition(TOPICS.outcomes, 0))
+        ]
         return [outcome for outcome in found if not command_id or outcome.command_id == command_id]
 
     def letters(self) -> list[DeadLetter]:
-        return [CODEC.decode(record.value, DeadLetter) for record in self.cluster.log(Partition(TOPICS.dead_letters, 0))]
+        return [
+            CODEC.decode(record.value, DeadLetter) for record in self.cluster.log(Partition(TOPICS.dead_letters, 0))
+        ]
 
     def summary(self, run_id: str) -> RunSummary | None:
         """The newest projection of a run."""
@@ -242,6 +260,8 @@ class Stage:
     def foreign_fence(self) -> bytes:
         """Another ownership's fence lands."""
         token = new_token()
-        record = JournalRecord("fence", token, "", -1, None, self.clock.ms, "other", 0, 0, (), (), Fence("other", (), 0, ()))
+        record = JournalRecord(
+            "fence", token, "", -1, None, self.clock.ms, "other", 0, 0, (), (), Fence("other", (), 0, ())
+        )
         self.append(CODEC.encode(record), RecordHeader("fence", token, -1, None, 0, -1))
         return token

@@ -23,7 +23,10 @@ def test_a_step_too_large_is_split_and_keeps_its_order() -> None:
     given = [stage.input("r1", f"{n} " + "y" * 500) for n in range(7)]
     stage.cluster.release()
     stage.spin(process, rounds=12)
-    steps = [[e.payload.command_id for e in entry.record.events if e.kind == "input_received"] for entry in stage.journal("r1")]  # type: ignore[union-attr]
+    steps = [
+        [e.payload.command_id for e in entry.record.events if e.kind == "input_received"]
+        for entry in stage.journal("r1")
+    ]  # type: ignore[union-attr]
     assert [each for step in steps for each in step] == given
     assert len([step for step in steps if step]) >= 3
     assert all(len(entry.raw.value or b"") <= 1_500 for entry in stage.journal("r1"))
@@ -40,7 +43,11 @@ def test_an_answer_that_fits_in_no_step_fails_the_run_and_nothing_is_cut() -> No
 def test_a_refused_start_leaves_no_run_behind() -> None:
     stage = Stage(answers)
     process = stage.live()
-    told = stage.command("r1", "start", start=StartRun("work", input="x" * 200_000, labels=tuple((f"l{n}", "é" * 7_000) for n in range(1))))
+    told = stage.command(
+        "r1",
+        "start",
+        start=StartRun("work", input="x" * 200_000, labels=tuple((f"l{n}", "é" * 7_000) for n in range(1))),
+    )
     stage.spin(process, ms=100)
     assert stage.outcomes(told)
     unknown = stage.run("r2", agent="nobody")
@@ -130,7 +137,9 @@ def test_a_drain_commits_what_is_dealt_with() -> None:
     assert stage.pointer().floor == stage.pointer().end  # type: ignore[union-attr]
 
 
-def test_a_run_that_this_build_decides_otherwise_is_parked_and_its_facts_still_leave(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_this_build_decides_otherwise_is_parked_and_its_facts_still_leave(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     stage = Stage(one_call)
     process = stage.live()
     stage.cluster.hold(TOPICS.outcomes)

@@ -32,7 +32,17 @@ def test_every_invariant_holds_under_every_fault(seeds: range) -> None:
 
 
 def test_the_seeds_went_through_what_they_are_for() -> None:
-    words = ("steps", "requests", "snapshots", "blobs", "fences", "void", "repeats", "letter unknown_call", "letter late")
+    words = (
+        "steps",
+        "requests",
+        "snapshots",
+        "blobs",
+        "fences",
+        "void",
+        "repeats",
+        "letter unknown_call",
+        "letter late",
+    )
     assert not MET or not [word for word in words if not MET[word]], f"the simulation is not rough enough: {MET}"
 
 
@@ -48,4 +58,6 @@ def test_equal_seeds_are_equal_histories() -> None:
     first, second = World(4242).run(), World(4242).run()
     assert first.dice.trace == second.dice.trace
     assert first.reference.counts == second.reference.counts
-    assert {r: x.steps for r, x in first.reference.runs.items()} == {r: x.steps for r, x in second.reference.runs.items()}
+    assert {r: x.steps for r, x in first.reference.runs.items()} == {
+        r: x.steps for r, x in second.reference.runs.items()
+    }

@@ -35,7 +35,9 @@ CATCHERS: dict[str, Catcher] = {
     "J06_later_acks_released_while_a_gap_is_read": ownership.test_j06_a_higher_offset_releases_nothing_until_the_gap_is_read,
     "J06_foreign_fence_ignored": ownership.test_j06_a_foreign_fence_in_a_gap_ends_the_ownership_and_a_void_step_does_not,
     "J06_released_before_the_acknowledgement": ownership.test_j06_requests_and_projections_wait_for_the_acknowledgement,
-    "J07_unknown_fate_is_success": partial(ownership.test_j07_an_unknown_fate_ends_every_ownership_of_the_producer, "ack_unknown"),
+    "J07_unknown_fate_is_success": partial(
+        ownership.test_j07_an_unknown_fate_ends_every_ownership_of_the_producer, "ack_unknown"
+    ),
     "J07_errors_end_nothing": partial(ownership.test_j07_an_unknown_fate_ends_every_ownership_of_the_producer, "fail"),
     "J07_reports_of_the_old_producer_count": ownership.test_j07_what_a_dead_producer_still_reports_counts_for_nothing,
     "J07_fenced_again_without_asking": ownership.test_j07_who_met_a_foreign_fence_asks_whether_it_owns_before_the_next_fence,

@@ -26,9 +26,20 @@ class Log:
         self.offsets = itertools.count()
         self.fold = PartitionFold()
 
-    def put(self, kind: str, token: bytes, step: int = -1, prev: bytes | None = None, value: bytes = b"", key: str = "r", end: int = -1) -> Verdict:
+    def put(
+        self,
+        kind: str,
+        token: bytes,
+        step: int = -1,
+        prev: bytes | None = None,
+        value: bytes = b"",
+        key: str = "r",
+        end: int = -1,
+    ) -> Verdict:
         headers = tuple(headers_of(RecordHeader(kind, token, step, prev, 0, end)))
-        return self.fold.take(Received("journal", 0, next(self.offsets), key.encode() if kind != FENCE else None, value, headers, 0))
+        return self.fold.take(
+            Received("journal", 0, next(self.offsets), key.encode() if kind != FENCE else None, value, headers, 0)
+        )
 
 
 def digest(value: bytes) -> bytes:
@@ -190,7 +201,9 @@ def test_j04_nothing_names_a_token_before_its_fence_is_acknowledged() -> None:
     assert stage.journal()[1].header.fence == stage.journal()[0].header.fence
 
 
-@pytest.mark.parametrize("error", [NotOwner("no", "UNKNOWN_MEMBER_ID"), NotOwner("no", "FENCED_INSTANCE_ID")], ids=lambda e: e.code)
+@pytest.mark.parametrize(
+    "error", [NotOwner("no", "UNKNOWN_MEMBER_ID"), NotOwner("no", "FENCED_INSTANCE_ID")], ids=lambda e: e.code
+)
 def test_j04_a_fence_without_an_accepted_commit_opens_nothing(error: LogError) -> None:
     stage = Stage()
     process = stage.start()
@@ -198,14 +211,18 @@ def test_j04_a_fence_without_an_accepted_commit_opens_nothing(error: LogError) -
     stage.spin(process, rounds=8)
     assert len(stage.fences()) == 1
     assert stage.stage_of(process) == "closed"
-    stage.until(process, lambda: stage.stage_of(process) == "live")  # the group never took it away: asked again, before a fence
+    stage.until(
+        process, lambda: stage.stage_of(process) == "live"
+    )  # the group never took it away: asked again, before a fence
     assert len(stage.fences()) == 2
 
 
 def test_j04_a_commit_refused_by_a_rebalance_is_asked_again() -> None:
     stage = Stage()
     process = stage.start()
-    stage.cluster.refuse_commits(GROUP, Rebalancing("wait", "REBALANCE_IN_PROGRESS"), Rebalancing("wait", "ILLEGAL_GENERATION"))
+    stage.cluster.refuse_commits(
+        GROUP, Rebalancing("wait", "REBALANCE_IN_PROGRESS"), Rebalancing("wait", "ILLEGAL_GENERATION")
+    )
     stage.until(process, lambda: stage.stage_of(process) == "live")
     assert len(stage.fences()) == 1
 

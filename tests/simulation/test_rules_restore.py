@@ -331,7 +331,9 @@ def test_j09_without_offsets_the_last_fence_tells_positions_and_epoch() -> None:
     refs = {ref.topic: ref.offset for ref in stage.fences()[-1].record.opening.positions}  # type: ignore[union-attr]
     assert refs[TOPICS.commands] == 1
     assert stage.committed(COMMANDS) == 2
-    assert {o.outcome for o in stage.outcomes() if o.run_id == "r1"} == {"accepted"}, "what lies before was not read again"
+    assert {o.outcome for o in stage.outcomes() if o.run_id == "r1"} == {"accepted"}, (
+        "what lies before was not read again"
+    )
 
 
 def test_j09_without_metadata_everything_is_read_and_nothing_is_lost() -> None:

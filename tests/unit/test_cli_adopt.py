@@ -80,7 +80,10 @@ def test_a_journal_that_was_cut_is_read_from_its_start(world: World) -> None:
 def test_an_inbound_topic_that_was_cut_is_read_again(world: World) -> None:
     world.cluster.truncate(Partition("results", 0), 3)
     assert refuses(world)
-    assert [change.why for change in world.plan().changes] == ["where it was", "cut, it ends at 3: again from its start"]
+    assert [change.why for change in world.plan().changes] == [
+        "where it was",
+        "cut, it ends at 3: again from its start",
+    ]
     _, commands, results = world.adopted()
     assert (commands, results) == (8, 0)
 

@@ -56,6 +56,8 @@ def test_what_is_no_agent_at_all(text: str) -> None:
         agents_of(text)
 
 
-@pytest.mark.parametrize(("text", "value"), [("30", 30), (30, 30), ("250ms", 0.25), ("1.5m", 90), ("2h", 7200), ("1d", 86400)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("30", 30), (30, 30), ("250ms", 0.25), ("1.5m", 90), ("2h", 7200), ("1d", 86400)]
+)
 def test_lengths_of_time(text: str | float, value: float) -> None:
     assert seconds(text) == value

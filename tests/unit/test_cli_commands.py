@@ -102,11 +102,17 @@ def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
 
 def test_a_run_is_started_and_its_id_printed(world: World) -> None:
     with world.answering():
-        result = world.run("run", "clerk", "--input", "hello", "--run-id", "case-1", "--label", "tenant=acme", "--deadline", "2m")
+        result = world.run(
+            "run", "clerk", "--input", "hello", "--run-id", "case-1", "--label", "tenant=acme", "--deadline", "2m"
+        )
     assert (result.exit_code, result.stdout) == (0, "case-1\n"), result.output
     (command,) = world.commands()
     assert command.start is not None
-    assert (command.start.input, command.start.labels, command.start.deadline_ms) == ("hello", (("tenant", "acme"),), 120_000)
+    assert (command.start.input, command.start.labels, command.start.deadline_ms) == (
+        "hello",
+        (("tenant", "acme"),),
+        120_000,
+    )
 
 
 def test_input_may_come_from_standard_input(world: World) -> None:
@@ -159,7 +165,9 @@ def test_runs_are_listed_and_filtered(world: World) -> None:
     assert [item["run_id"] for item in world.lines("runs", "list")] == ["b", "a"]
     assert [item["run_id"] for item in world.lines("runs", "list", "--status", "running")] == ["a"]
     assert world.lines("runs", "list", "--label", "tenant=other") == []
-    assert [item["labels"] for item in world.lines("runs", "list", "--label", "tenant=acme", "-n", "1")] == [{"tenant": "acme"}]
+    assert [item["labels"] for item in world.lines("runs", "list", "--label", "tenant=acme", "-n", "1")] == [
+        {"tenant": "acme"}
+    ]
     shown = world.run("runs", "list")
     assert "succeeded" in shown.stdout
     assert "2 of 2 runs" in shown.stderr
@@ -173,7 +181,9 @@ def test_a_journal_is_shown_as_a_timeline(world: World) -> None:
     for text in ("owned by host/loop-0", "run_started", "turn:0:call:1", "t0:c0:", "run_succeeded"):
         assert text in result.stdout
     assert "void" not in result.stdout
-    assert "written under a fence that is not in force" in world.run("runs", "show", "case-1", "--journal", "--all").stdout
+    assert (
+        "written under a fence that is not in force" in world.run("runs", "show", "case-1", "--journal", "--all").stdout
+    )
     items = world.lines("runs", "show", "case-1", "--journal")
     assert items[0]["kind"] == "run_started"
     assert items[0]["payload"]["agent"]["name"] == "clerk"
@@ -241,7 +251,9 @@ def test_steering_commands_tell_their_outcome(world: World) -> None:
         assert world.run("runs", "cancel", "case-1", "--reason", "no").stdout == "accepted at step 1\n"
         assert world.lines("runs", "resume", "case-1", "--turns", "3")[0]["outcome"] == "accepted"
     assert (done.exit_code, done.stdout) == (0, "accepted at step 1\n"), done.output
-    said, cancelled, resumed = sorted(world.commands(), key=lambda command: ("input", "cancel", "resume").index(command.kind))
+    said, cancelled, resumed = sorted(
+        world.commands(), key=lambda command: ("input", "cancel", "resume").index(command.kind)
+    )
     assert said.input is not None
     assert said.input.final
     assert cancelled.cancel is not None
@@ -262,7 +274,10 @@ def test_verify_finds_nothing_in_good_runs_and_names_what_is_bad(world: World) -
     world.writer.whole("case-1")
     world.writer.repeat("case-1")
     result = world.run("verify", "--all")
-    assert (result.exit_code, result.stdout.strip()) == (0, "nothing found in 1 runs, 5 steps, 12 events (skipped: 1 repeats)")
+    assert (result.exit_code, result.stdout.strip()) == (
+        0,
+        "nothing found in 1 runs, 5 steps, 12 events (skipped: 1 repeats)",
+    )
     world.writer.start("case-2")
     world.writer.chains["case-2"].step += 1
     world.writer.answer("case-2")
@@ -292,7 +307,11 @@ def test_agents_are_published_listed_and_shown(world: World, tmp_path: Path) -> 
     path.write_text(AGENT_FILE)
     assert world.run("agents", "apply", str(path)).stdout == "agent airline 3: published\n"
     (agent,) = world.lines("agents", "list")
-    assert (agent["deadline_ms"], agent["model_backoff_ms"], agent["model_settings"]) == (900_000, 250, {"temperature": 0})
+    assert (agent["deadline_ms"], agent["model_backoff_ms"], agent["model_settings"]) == (
+        900_000,
+        250,
+        {"temperature": 0},
+    )
     assert "15 m 0 s" in world.run("agents", "show", "airline").stdout
     assert world.run("agents", "list").stdout.splitlines()[1].startswith("airline")
     assert world.run("agents", "apply", "-", "--dry-run", stdin=AGENT_FILE).stdout == "agent airline 3: looks good\n"
@@ -301,7 +320,18 @@ def test_agents_are_published_listed_and_shown(world: World, tmp_path: Path) -> 
 def letter(value: bytes, size: int | None = None) -> DeadLetter:
     headers = (Header("kind", b"odd"), Header("kind", None))
     size = len(value) if size is None else size
-    return DeadLetter(InputRef("t.commands", 1, 7), "bad_bytes", "no Command", b"case-1", value, size, sha256(value).digest(), headers, "loop", 5)
+    return DeadLetter(
+        InputRef("t.commands", 1, 7),
+        "bad_bytes",
+        "no Command",
+        b"case-1",
+        value,
+        size,
+        sha256(value).digest(),
+        headers,
+        "loop",
+        5,
+    )
 
 
 def test_dead_letters_are_listed_shown_and_sent_again(world: World) -> None:
@@ -385,7 +415,14 @@ def test_every_verb_explains_itself_with_an_example() -> None:
 
     found = dict(walk(typer.main.get_command(app), "turnlog"))
     assert len(found) > 15
-    plain_ones = {"turnlog settings", "turnlog agents list", "turnlog agents show", "turnlog dead-letters show", "turnlog topics adopt", "turnlog agents apply"}
+    plain_ones = {
+        "turnlog settings",
+        "turnlog agents list",
+        "turnlog agents show",
+        "turnlog dead-letters show",
+        "turnlog topics adopt",
+        "turnlog agents apply",
+    }
     for path, text in found.items():
         assert text, path
         assert path in plain_ones or path in text, f"{path} has no example"

@@ -55,11 +55,21 @@ class Loop:
                 found += [self.codec.decode(record.value, Command) for record in batch]
         return found
 
-    def outcome(self, command_id: str, run_id: str, kind: str = "start", outcome: str = "accepted", reason: str = "", step: int | None = 0) -> None:
+    def outcome(
+        self,
+        command_id: str,
+        run_id: str,
+        kind: str = "start",
+        outcome: str = "accepted",
+        reason: str = "",
+        step: int | None = 0,
+    ) -> None:
         record = CommandOutcome(command_id, run_id, kind, outcome, reason, step, 1)
         self._producer.produce("t.command-outcomes", self.codec.encode(record), key=command_id.encode())
 
-    def summary(self, run_id: str, step: int, status: str = "running", waits_for: str = "", answer: str | None = None) -> None:
+    def summary(
+        self, run_id: str, step: int, status: str = "running", waits_for: str = "", answer: str | None = None
+    ) -> None:
         record = RunSummary(
             run_id, "clerk", "1", (), status, "", waits_for, 0, 0, Usage(), answer, None, step, b"", 1, 1, None
         )
@@ -210,7 +220,9 @@ def test_many_runs_in_flight_are_told_to_the_listener(loop: Loop, client: Client
 
 
 def test_a_listener_may_submit_the_next_run(loop: Loop, client: Client) -> None:
-    client.on_update(lambda summary: client.submit("clerk", run_id="next", acknowledged=False) if summary.run_id == "first" else None)
+    client.on_update(
+        lambda summary: client.submit("clerk", run_id="next", acknowledged=False) if summary.run_id == "first" else None
+    )
     client.submit("clerk", run_id="first")
     loop.summary("first", 1, "succeeded")
     client.wait("first", 5)

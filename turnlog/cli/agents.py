@@ -73,7 +73,9 @@ def _read(file: str) -> list[AgentSpec]:
     try:
         return agents_of(text)
     except BadAgent as bad:
-        raise CliError(f"{file}: " + "\n".join(bad.problems), "turnlog agents apply --help shows a whole file") from None
+        raise CliError(
+            f"{file}: " + "\n".join(bad.problems), "turnlog agents apply --help shows a whole file"
+        ) from None
 
 
 def _publish(here: Session, agents: list[AgentSpec]) -> None:
@@ -103,7 +105,10 @@ def list_agents(
             emit(_plain(agent))
         return
     if found:
-        table(("agent", "version", "model", "tools", "kind"), [(a.name, a.version, a.model, " ".join(a.tools), _kind(a)) for a in found])
+        table(
+            ("agent", "version", "model", "tools", "kind"),
+            [(a.name, a.version, a.model, " ".join(a.tools), _kind(a)) for a in found],
+        )
     note(f"{len(found)} agents" if found else "no agents: publish one with turnlog agents apply FILE.yaml")
 
 
@@ -124,7 +129,14 @@ def show(
     if agent.deadline_ms == 0:
         times["deadline"] = "none"
     instructions = shown.pop("instructions")
-    fields([*((field, value if value != () else "none") for field, value in {**shown, "tools": " ".join(agent.tools), **times}.items())])
+    fields(
+        [
+            *(
+                (field, value if value != () else "none")
+                for field, value in {**shown, "tools": " ".join(agent.tools), **times}.items()
+            )
+        ]
+    )
     say()
     say(instructions.rstrip())
     return None

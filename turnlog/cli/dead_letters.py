@@ -24,7 +24,9 @@ ACKNOWLEDGED_S = 30.0
 SHOWN_BYTES = 2_000
 _ID = re.compile(r"(\d+):(\d+)")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="<partition>:<offset>, as `turnlog dead-letters list` prints it.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="<partition>:<offset>, as `turnlog dead-letters list` prints it.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
@@ -65,7 +67,10 @@ def list_letters(
     if shown:
         table(
             ("id", "at (UTC)", "reason", "from", "key", "size", "detail"),
-            [(le.id, when(le.body.at), le.body.reason, _origin(le.body), _key(le.body), le.body.size, le.body.detail) for le in shown],
+            [
+                (le.id, when(le.body.at), le.body.reason, _origin(le.body), _key(le.body), le.body.size, le.body.detail)
+                for le in shown
+            ],
         )
     note(f"{len(shown)} of {len(wanted)} dead letters" if wanted else "no dead letters")
 
@@ -110,7 +115,9 @@ def retry(
     for letter in letters:
         _must_be_whole(letter)
     for letter in letters:
-        note(f"{letter.id}: {letter.body.size} bytes, key {_key(letter.body)}, to {letter.body.source.topic}[{letter.body.source.partition}]")
+        note(
+            f"{letter.id}: {letter.body.size} bytes, key {_key(letter.body)}, to {letter.body.source.topic}[{letter.body.source.partition}]"
+        )
     if not yes and not typer.confirm(f"Send {len(letters)} records again?"):
         raise typer.Exit(Exit.BAD)
     for letter, offset in _send(here, letters):

@@ -1,13 +1,13 @@
 """Every expected problem as one line with its remedy and an exit code. The only place where errors become words for a terminal.
 
-    0    done
-    1    done, and the answer is bad: a run failed, a check found something
-    2    the command line, a file or a setting is wrong
-    3    there is no such run, step, agent, topic or dead letter
-    4    the loop refused the command
-    5    the cluster cannot be reached, is not set up, or denies a right
-    6    the time is over; what was asked for may still come
-    130  stopped by Ctrl-C
+0    done
+1    done, and the answer is bad: a run failed, a check found something
+2    the command line, a file or a setting is wrong
+3    there is no such run, step, agent, topic or dead letter
+4    the loop refused the command
+5    the cluster cannot be reached, is not set up, or denies a right
+6    the time is over; what was asked for may still come
+130  stopped by Ctrl-C
 """
 
 from __future__ import annotations
@@ -64,12 +64,20 @@ _RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
     (NotAcknowledged, "is the cluster up? turnlog topics check", Exit.TIMED_OUT),
     (TimedOut, "see what the run waits for: turnlog runs explain RUN", Exit.TIMED_OUT),
     (NotInJournal, "see its steps: turnlog runs show RUN --journal", Exit.UNKNOWN),
-    (BadHistory, "a newer build may have written it: compare `turnlog --version` with the build named by turnlog runs show --json", Exit.BAD),
+    (
+        BadHistory,
+        "a newer build may have written it: compare `turnlog --version` with the build named by turnlog runs show --json",
+        Exit.BAD,
+    ),
     (UnknownTopic, "create what is missing: turnlog topics create; or check TURNLOG_TOPIC_PREFIX", Exit.UNREACHABLE),
     (NotAuthorised, "the rights each service needs: turnlog topics acls", Exit.UNREACHABLE),
     (NotOwner, "stop the members of the group first", Exit.REFUSED),
     (Refused, "", Exit.REFUSED),
-    (Retryable, "is the cluster up? TURNLOG_KAFKA__BOOTSTRAP_SERVERS names it; turnlog up starts one", Exit.UNREACHABLE),
+    (
+        Retryable,
+        "is the cluster up? TURNLOG_KAFKA__BOOTSTRAP_SERVERS names it; turnlog up starts one",
+        Exit.UNREACHABLE,
+    ),
     (LogError, "", Exit.UNREACHABLE),
     (RegistryUnavailable, "is the schema registry up? TURNLOG_REGISTRY_URL names it", Exit.UNREACHABLE),
     (CodecError, "a newer build may have written it", Exit.BAD),
@@ -86,7 +94,11 @@ def explain(error: Exception) -> Problem:
     if isinstance(error, ValidationError):
         return Problem(_settings(error), "turnlog settings lists every setting", Exit.USAGE)
     if isinstance(error, CommandRefused):
-        about_run = "" if error.outcome.kind == "start" else f"see what the run is doing: turnlog runs explain {error.outcome.run_id}"
+        about_run = (
+            ""
+            if error.outcome.kind == "start"
+            else f"see what the run is doing: turnlog runs explain {error.outcome.run_id}"
+        )
         return Problem(str(error), about_run, Exit.REFUSED)
     for kind, remedy, code in _RULES:
         if isinstance(error, kind):

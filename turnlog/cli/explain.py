@@ -70,7 +70,10 @@ def show(here: Session, run_id: str, now: int, json: bool) -> None:
         raise RunUnknown(run_id)
     found = explanation(run_id, entries, here.load_blob)
     topics = {wait.toolset: wait.topic for wait in found.waits if wait.toolset and wait.topic}
-    groups = tuple(lag_of(here.admin, tool_group(here.prefix, toolset), toolset, topic) for toolset, topic in sorted(topics.items()))
+    groups = tuple(
+        lag_of(here.admin, tool_group(here.prefix, toolset), toolset, topic)
+        for toolset, topic in sorted(topics.items())
+    )
     found = found._replace(groups=groups)
     if json:
         emit(plain(found))
@@ -80,7 +83,9 @@ def show(here: Session, run_id: str, now: int, json: bool) -> None:
 
 def explanation(run_id: str, entries: list[Entry], load_blob: LoadBlob = no_blobs) -> Explanation:
     """The explanation without the groups. Pure."""
-    broken = next((e.why for e in entries if e.run_id == run_id and e.verdict in (Verdict.BROKEN, Verdict.UNREADABLE)), "")
+    broken = next(
+        (e.why for e in entries if e.run_id == run_id and e.verdict in (Verdict.BROKEN, Verdict.UNREADABLE)), ""
+    )
     records = records_of(entries)
     state, step = state_at(run_id, records, None, load_blob)
     opened = owners(entries)
@@ -90,7 +95,15 @@ def explanation(run_id: str, entries: list[Entry], load_blob: LoadBlob = no_blob
         if isinstance(m.body, Timer)
     )
     return Explanation(
-        run_id, state.status, state.reason, step, tuple(_waits(state, records)), timers, (), opened[-1] if opened else None, broken
+        run_id,
+        state.status,
+        state.reason,
+        step,
+        tuple(_waits(state, records)),
+        timers,
+        (),
+        opened[-1] if opened else None,
+        broken,
     )
 
 
@@ -104,7 +117,13 @@ def _waits(state: RunState, records: list[JournalRecord]) -> Iterator[WaitsFor]:
         case "input":
             yield WaitsFor("its user's input", "", _since(events, "input_awaited"), state.idle_at)
         case "stopped":
-            yield WaitsFor("resume or input", "", _since(events, "run_stopped"), state.idle_at, detail=f"it stopped: {state.reason}")
+            yield WaitsFor(
+                "resume or input",
+                "",
+                _since(events, "run_stopped"),
+                state.idle_at,
+                detail=f"it stopped: {state.reason}",
+            )
         case "ended":
             for key, call in state.open_calls.items():
                 yield WaitsFor(
@@ -115,10 +134,21 @@ def _waits(state: RunState, records: list[JournalRecord]) -> Iterator[WaitsFor]:
 
 def _model(state: RunState, events: list[Event]) -> WaitsFor:
     failure = next((e.payload for e in reversed(events) if isinstance(e.payload, ModelFailure)), None)
-    said = f"; the last failure: {failure.error}: {failure.message}" if failure is not None and state.model_attempt + bool(state.model_retry_at) > 1 else ""
+    said = (
+        f"; the last failure: {failure.error}: {failure.message}"
+        if failure is not None and state.model_attempt + bool(state.model_retry_at) > 1
+        else ""
+    )
     if state.model_retry_at > 0:
         since = _since(events, "model_retry_set")
-        return WaitsFor("the time to ask the model again", place(state.turn), since, state.model_retry_at, state.model_attempt + 1, said.removeprefix("; "))
+        return WaitsFor(
+            "the time to ask the model again",
+            place(state.turn),
+            since,
+            state.model_retry_at,
+            state.model_attempt + 1,
+            said.removeprefix("; "),
+        )
     since = _since(events, "turn_started", "timer_fired")
     detail = f"{state.agent.model} with {len(state.transcript)} messages{said}"
     return WaitsFor("the model's answer", place(state.turn), since, 0, state.model_attempt, detail)
@@ -169,11 +199,15 @@ def _print(found: Explanation, now: int) -> None:
     for wait in found.waits:
         say(_wait_line(wait, now))
     for timer in found.timers[:3]:
-        say(f"next timer: {timer.timer} {timer.place} {from_now(timer.due, now)} ({when(timer.due)})".replace("  ", " "))
+        say(
+            f"next timer: {timer.timer} {timer.place} {from_now(timer.due, now)} ({when(timer.due)})".replace("  ", " ")
+        )
     for group in found.groups:
         say(_group_line(group))
     if found.owner is not None:
-        say(f"its partition was last opened by {found.owner.name or 'an unknown owner'}, {from_now(found.owner.at, now)}")
+        say(
+            f"its partition was last opened by {found.owner.name or 'an unknown owner'}, {from_now(found.owner.at, now)}"
+        )
 
 
 def _wait_line(wait: WaitsFor, now: int) -> str:

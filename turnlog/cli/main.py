@@ -32,7 +32,13 @@ Settings come from TURNLOG_... variables (`turnlog settings` lists them). Withou
 settings; 3 no such thing; 4 refused; 5 cluster not reachable or not allowed; 6 timed out; 130 Ctrl-C.
 """
 
-app = typer.Typer(no_args_is_help=True, help=reflow(HELP), rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    help=reflow(HELP),
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
 app.command("up", help=up.HELP)(up.up)
 app.command("run", help=run.HELP)(run.run)
 app.add_typer(runs.app, name="runs")
@@ -72,13 +78,22 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    bootstrap: Annotated[str | None, typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="Kafka's address, instead of the setting.")] = None,
+    bootstrap: Annotated[
+        str | None,
+        typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="Kafka's address, instead of the setting."),
+    ] = None,
     prefix: Annotated[str | None, typer.Option("--prefix", help="Topic prefix, instead of the setting.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show log lines, the Kafka client's among them.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show log lines, the Kafka client's among them.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     del version
-    logging.basicConfig(level=logging.INFO if verbose else logging.CRITICAL, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.CRITICAL, format="%(levelname)s %(name)s: %(message)s"
+    )
     here = context.find_object(Session)
     if here is None:
         context.obj = here = Session(bootstrap, prefix)
@@ -93,7 +108,9 @@ def main() -> None:
 def run_app(arguments: list[str], here: Session | None = None) -> int:
     """The exit code of one invocation; never raises for what is expected. `here` takes the place of a session of its own."""
     try:
-        app(args=arguments, prog_name="turnlog", obj=here)  # always ends by SystemExit; wrong usage and Ctrl-C are told by typer
+        app(
+            args=arguments, prog_name="turnlog", obj=here
+        )  # always ends by SystemExit; wrong usage and Ctrl-C are told by typer
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else Exit.DONE
     except EXPECTED as error:

@@ -49,7 +49,9 @@ def text_argument(text: str | None) -> str | None:
     try:
         return sys.stdin.buffer.read().decode("utf-8") if hasattr(sys.stdin, "buffer") else sys.stdin.read()
     except UnicodeDecodeError as problem:
-        raise CliError(f"standard input is not UTF-8 (at byte {problem.start})", "convert it first, for example with iconv") from None
+        raise CliError(
+            f"standard input is not UTF-8 (at byte {problem.start})", "convert it first, for example with iconv"
+        ) from None
 
 
 def run_id(text: str) -> str:

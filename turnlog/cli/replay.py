@@ -29,7 +29,9 @@ from turnlog.journal.verification import Counts, Finding, PartitionCheck, descri
 def replay(
     context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
-    step: Annotated[int | None, typer.Option("--step", "-s", min=0, help="The state after this step (default: after the last).")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", "-s", min=0, help="The state after this step (default: after the last).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="The whole state as one JSON object.")] = False,
 ) -> None:
     """Fold a run's journal and print its state after any step.
@@ -49,7 +51,14 @@ def replay(
         raise RunUnknown(name)
     state, at = state_at(name, records_of(entries), step, here.load_blob)
     if json:
-        emit({"step": at, **jsonlib.loads(snapshot.to_json(state)), "menu": plain(list(state.menu.values())), "agent": plain(state.agent)})
+        emit(
+            {
+                "step": at,
+                **jsonlib.loads(snapshot.to_json(state)),
+                "menu": plain(list(state.menu.values())),
+                "agent": plain(state.agent),
+            }
+        )
         return
     _show(state, at)
 
@@ -110,7 +119,9 @@ def verify(
     context: typer.Context,
     run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run's id.")] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run of the journal.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a finding, and one with the counts at the end.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a finding, and one with the counts at the end.")
+    ] = False,
 ) -> None:
     if (run is None) == (not all_runs):
         raise CliError("name one RUN, or say --all", "turnlog verify --help")
@@ -171,12 +182,22 @@ def _print_finding(finding: Finding, json: bool) -> None:
         for text in describe(finding):
             say(text)
         return
-    differences = [{"path": path, "recorded": plain(old), "decided": plain(new)} for path, old, new in finding.differences]
+    differences = [
+        {"path": path, "recorded": plain(old), "decided": plain(new)} for path, old, new in finding.differences
+    ]
     emit({**finding._asdict(), "differences": differences})
 
 
 def _verdict(findings: list[Finding], counts: Counts) -> str:
     seen = f"{counts.runs} runs, {counts.steps} steps, {counts.events} events"
-    beside = [f"{n} {what}" for n, what in ((counts.repeats, "repeats"), (counts.void, "void records"), (counts.earlier, "records of trimmed runs")) if n]
+    beside = [
+        f"{n} {what}"
+        for n, what in (
+            (counts.repeats, "repeats"),
+            (counts.void, "void records"),
+            (counts.earlier, "records of trimmed runs"),
+        )
+        if n
+    ]
     skipped = f" (skipped: {', '.join(beside)})" if beside else ""
     return f"{f'{len(findings)} findings' if findings else 'nothing found'} in {seen}{skipped}"

@@ -44,16 +44,34 @@ Exit codes: 0 started (with --follow or --wait: went well, or waits for input), 
 def run(
     context: typer.Context,
     agent: Annotated[str, typer.Argument(help="Name of the agent: see `turnlog agents list`.")],
-    input: Annotated[str | None, typer.Option("--input", "-i", help="First words of the user; - reads standard input.")] = None,  # noqa: A002
-    run_id: Annotated[str | None, typer.Option("--run-id", help="Your own id: 1 to 128 of A-Z a-z 0-9 . _ - (default: random).")] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", "-l", help="NAME=VALUE, for filters; may be repeated.")] = None,
-    agent_version: Annotated[str | None, typer.Option("--agent-version", help="Version of the agent (default: the newest).")] = None,
-    turn_limit: Annotated[int | None, typer.Option("--turn-limit", min=0, help="Stop cleanly after so many turns; 0: no limit.")] = None,
-    tool_call_budget: Annotated[int | None, typer.Option("--tool-call-budget", min=0, help="Fail beyond so many tool calls; 0: none.")] = None,
+    input: Annotated[
+        str | None, typer.Option("--input", "-i", help="First words of the user; - reads standard input.")
+    ] = None,  # noqa: A002
+    run_id: Annotated[
+        str | None, typer.Option("--run-id", help="Your own id: 1 to 128 of A-Z a-z 0-9 . _ - (default: random).")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="NAME=VALUE, for filters; may be repeated.")
+    ] = None,
+    agent_version: Annotated[
+        str | None, typer.Option("--agent-version", help="Version of the agent (default: the newest).")
+    ] = None,
+    turn_limit: Annotated[
+        int | None, typer.Option("--turn-limit", min=0, help="Stop cleanly after so many turns; 0: no limit.")
+    ] = None,
+    tool_call_budget: Annotated[
+        int | None, typer.Option("--tool-call-budget", min=0, help="Fail beyond so many tool calls; 0: none.")
+    ] = None,
     deadline: Annotated[str | None, typer.Option("--deadline", help="Fail after this time: 90s, 15m, 2h.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show events until it is over or waits for input.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait like --follow, but print only how it ended.")] = False,
-    timeout: Annotated[str | None, typer.Option("--timeout", help="How long to follow or wait (default: for ever).")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show events until it is over or waits for input.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", "-w", help="Wait like --follow, but print only how it ended.")
+    ] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", help="How long to follow or wait (default: for ever).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object; with --follow one a line.")] = False,
 ) -> None:
     client = session(context).client
@@ -158,10 +176,12 @@ def show_summary(summary: RunSummary) -> None:
             ("error", summary.error),
             ("turns", summary.turn + 1),
             ("tool calls", summary.tool_calls),
-            ("tokens", f"{used.input_tokens} in, {used.output_tokens} out" if used.input_tokens or used.output_tokens else ""),
+            (
+                "tokens",
+                f"{used.input_tokens} in, {used.output_tokens} out" if used.input_tokens or used.output_tokens else "",
+            ),
             ("took", span(took)),
             ("started", when(summary.started_at)),
             ("step", summary.step),
         ]
     )
-

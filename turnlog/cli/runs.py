@@ -31,9 +31,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text."
 @app.command("list")
 def list_runs(
     context: typer.Context,
-    status: Annotated[list[str] | None, typer.Option("--status", "-s", help="Only these: running, waiting, stopped, succeeded, failed, cancelled.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option("--status", "-s", help="Only these: running, waiting, stopped, succeeded, failed, cancelled."),
+    ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Only runs of this agent.")] = None,
-    label: Annotated[list[str] | None, typer.Option("--label", "-l", help="Only runs with NAME=VALUE; may be repeated.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", "-l", help="Only runs with NAME=VALUE; may be repeated.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
@@ -75,8 +80,12 @@ def show(
     context: typer.Context,
     run: RunArgument,
     journal: Annotated[bool, typer.Option("--journal", "-j", help="The run's journal as a timeline.")] = False,
-    all_records: Annotated[bool, typer.Option("--all", help="With --journal: also what does not count (repeats, void records).")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on showing events until it is over or waits for input.")] = False,
+    all_records: Annotated[
+        bool, typer.Option("--all", help="With --journal: also what does not count (repeats, void records).")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on showing events until it is over or waits for input.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Show one run: its summary, its journal, or its events as they come.
@@ -183,7 +192,9 @@ def send_input(
     run: RunArgument,
     text: Annotated[str, typer.Argument(help="What the user says; - reads standard input.")],
     final: Annotated[bool, typer.Option("--final", help="And with that the run is over.")] = False,
-    command_id: Annotated[str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")] = None,
+    command_id: Annotated[
+        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the answer.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -205,7 +216,9 @@ def cancel(
     context: typer.Context,
     run: RunArgument,
     reason: Annotated[str, typer.Option("--reason", "-r", help="Why, for people; it is recorded.")] = "",
-    command_id: Annotated[str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")] = None,
+    command_id: Annotated[
+        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """End a run now. Calls under way may still happen; their results are noted.
@@ -222,8 +235,12 @@ def cancel(
 def resume(
     context: typer.Context,
     run: RunArgument,
-    turns: Annotated[int, typer.Option("--turns", "-t", min=0, help="How many turns more; 0: its own limit again.")] = 0,
-    command_id: Annotated[str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")] = None,
+    turns: Annotated[
+        int, typer.Option("--turns", "-t", min=0, help="How many turns more; 0: its own limit again.")
+    ] = 0,
+    command_id: Annotated[
+        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+    ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over or waits for input.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -244,7 +261,11 @@ def _settled(client: Client, run: str, command_id: str, wait: bool, json: bool) 
         return finish(client.wait(run, None, idle, after_step=outcome.step or 0), json)
     if json:
         return emit(plain(outcome))
-    say(f"{outcome.outcome}" + (f" at step {outcome.step}" if outcome.step is not None else "") + (f": {outcome.reason}" if outcome.reason else ""))
+    say(
+        f"{outcome.outcome}"
+        + (f" at step {outcome.step}" if outcome.step is not None else "")
+        + (f": {outcome.reason}" if outcome.reason else "")
+    )
     return None
 
 

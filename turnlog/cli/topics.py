@@ -19,7 +19,10 @@ from turnlog.kafka.topics import Layout, Role, create_topics
 app = typer.Typer(no_args_is_help=True, help="Create, check and adopt the installation's topics.")
 
 ToolsetOption = Annotated[
-    list[str] | None, typer.Option("--toolset", "-t", help="Also the topics of this toolset; may be repeated. Workers create theirs themselves.")
+    list[str] | None,
+    typer.Option(
+        "--toolset", "-t", help="Also the topics of this toolset; may be repeated. Workers create theirs themselves."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
@@ -73,8 +76,12 @@ def check(context: typer.Context, toolset: ToolsetOption = None, json: JsonOptio
 @app.command()
 def acls(
     context: typer.Context,
-    role: Annotated[list[str] | None, typer.Option("--role", "-r", help="ROLE=PRINCIPAL; roles: upstream, loop, operator, auditor.")] = None,
-    worker: Annotated[list[str] | None, typer.Option("--worker", "-w", help="TOOLSET=PRINCIPAL, one per tool team.")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option("--role", "-r", help="ROLE=PRINCIPAL; roles: upstream, loop, operator, auditor.")
+    ] = None,
+    worker: Annotated[
+        list[str] | None, typer.Option("--worker", "-w", help="TOOLSET=PRINCIPAL, one per tool team.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Print the commands that give each role the rights it needs, and no more.
@@ -89,11 +96,16 @@ def acls(
     for name, principal in _pairs("--role", role).items():
         known = next((r for r in get_args(Role) if r == name and r != "worker"), None)
         if known is None:
-            raise CliError(f"--role {name!r}: roles are upstream, loop, operator, auditor", "tool teams are named by --worker TOOLSET=PRINCIPAL")
+            raise CliError(
+                f"--role {name!r}: roles are upstream, loop, operator, auditor",
+                "tool teams are named by --worker TOOLSET=PRINCIPAL",
+            )
         roles[known] = principal
     workers = _pairs("--worker", worker)
     if not roles and not workers:
-        raise CliError("name who has which role", "for example --role loop=User:turnlog-loop --worker billing=User:billing")
+        raise CliError(
+            "name who has which role", "for example --role loop=User:turnlog-loop --worker billing=User:billing"
+        )
     commands = acl_commands(Layout.of(session(context).settings), roles, workers)
     if json:
         return emit(commands)
@@ -107,7 +119,9 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     for pair in given or ():
         name, equals, value = pair.partition("=")
         if not (name and equals and value):
-            raise CliError(f"{option} {pair!r} is not NAME=PRINCIPAL", f"write for example {option} {name or 'loop'}=User:somebody")
+            raise CliError(
+                f"{option} {pair!r} is not NAME=PRINCIPAL", f"write for example {option} {name or 'loop'}=User:somebody"
+            )
         found[name] = value
     return found
 
@@ -140,4 +154,6 @@ def adopt(
         raise typer.Exit(Exit.BAD)
     adopting.apply(here.admin, planned)
     changes = [{**plain(c.partition), "before": c.before, "after": c.after, "why": c.why} for c in planned.changes]
-    emit({"epoch": planned.epoch, "group": planned.group, "changes": changes}) if json else say("adopted: start the loops again")
+    emit({"epoch": planned.epoch, "group": planned.group, "changes": changes}) if json else say(
+        "adopted: start the loops again"
+    )

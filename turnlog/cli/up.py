@@ -30,9 +30,17 @@ Exit codes: 0 stopped by Ctrl-C or SIGTERM, 5 something could not be started or 
 
 def up(
     context: typer.Context,
-    worker: Annotated[list[str] | None, typer.Option("--worker", "-w", metavar="MODULE:TOOLSET", help="A toolset to run; may be repeated.")] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option("--worker", "-w", metavar="MODULE:TOOLSET", help="A toolset to run; may be repeated."),
+    ] = None,
     loops: Annotated[int, typer.Option("--loops", min=1, max=64, help="How many loop processes share the runs.")] = 1,
-    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Kafka's port; 0 takes a free one (default: the last, else 9092).")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65535, help="Kafka's port; 0 takes a free one (default: the last, else 9092)."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object when everything is ready.")] = False,
 ) -> None:
     from turnlog.local.service import ServiceSpec
@@ -43,11 +51,20 @@ def up(
         ServiceSpec("loop" if loops == 1 else f"loop-{ordinal}", ("-m", "services.loop", "--ordinal", str(ordinal)))
         for ordinal in range(loops)
     ]
-    services += [ServiceSpec(_worker_name(number, target), ("-m", "turnlog.cli.main", "worker", target)) for number, target in enumerate(worker or [])]
+    services += [
+        ServiceSpec(_worker_name(number, target), ("-m", "turnlog.cli.main", "worker", target))
+        for number, target in enumerate(worker or [])
+    ]
     with stopping_on_signals():
         try:
             with System.start(
-                Path(settings.state_dir), services, prepare=create_topics, port=port, reuse_broker=True, restart=True, progress=note
+                Path(settings.state_dir),
+                services,
+                prepare=create_topics,
+                port=port,
+                reuse_broker=True,
+                restart=True,
+                progress=note,
             ) as system:
                 _tell(system.bootstrap, [service.name for service in system.services], json)
                 system.wait()

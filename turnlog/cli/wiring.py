@@ -169,4 +169,3 @@ def _knock(bootstrap: str) -> None:
         f"start one with `turnlog up`, or name yours: {BOOTSTRAP_VARIABLE}=host:9092",
         Exit.UNREACHABLE,
     )
-

@@ -42,7 +42,9 @@ Exit codes: 0 stopped, 2 no such toolset, 3 Kafka refused the worker for good.
 
 def worker(
     context: typer.Context,
-    targets: Annotated[list[str], typer.Argument(metavar="MODULE:TOOLSET...", help="Where each toolset is, for example mytools:tools.")],
+    targets: Annotated[
+        list[str], typer.Argument(metavar="MODULE:TOOLSET...", help="Where each toolset is, for example mytools:tools.")
+    ],
 ) -> None:
     from turnlog.tools.worker import run_worker
 
@@ -60,7 +62,10 @@ def load_toolset(target: str) -> Toolset:
 
     module_name, colon, name = target.partition(":")
     if not (module_name and colon and name):
-        raise CliError(f"{target!r} is not MODULE:TOOLSET", "write for example mytools:tools for `tools = Toolset(...)` in mytools.py")
+        raise CliError(
+            f"{target!r} is not MODULE:TOOLSET",
+            "write for example mytools:tools for `tools = Toolset(...)` in mytools.py",
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -68,7 +73,9 @@ def load_toolset(target: str) -> Toolset:
     except ModuleNotFoundError as problem:
         if problem.name is None or not (module_name == problem.name or module_name.startswith(problem.name + ".")):
             raise
-        raise CliError(f"there is no module {module_name!r}", f"looked in {Path.cwd()} and the installed packages") from None
+        raise CliError(
+            f"there is no module {module_name!r}", f"looked in {Path.cwd()} and the installed packages"
+        ) from None
     found = getattr(module, name, None)
     if not isinstance(found, Toolset):
         known = [n for n, value in vars(module).items() if isinstance(value, Toolset)]

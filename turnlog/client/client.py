@@ -66,7 +66,9 @@ class Client:
     promises nothing either way. Two threads are started with the first command or wait; nothing is connected before.
     """
 
-    def __init__(self, cluster: Cluster, codec: ClientCodec, prefix: str = "turnlog.", *, name: str = "turnlog-client") -> None:
+    def __init__(
+        self, cluster: Cluster, codec: ClientCodec, prefix: str = "turnlog.", *, name: str = "turnlog-client"
+    ) -> None:
         self._cluster = cluster
         self._codec = codec
         self._prefix = prefix
@@ -91,7 +93,9 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -145,20 +149,34 @@ class Client:
         """Start many runs, pipelined; returns once the log has all commands. Raises like `submit`, at the first that fails: those
         before it were sent, and all of them may be submitted again where they have run ids."""
         deadline = time.monotonic() + timeout_s
-        sent = [(command, self._send(command, deadline - time.monotonic())) for command in map(commands.start, requests)]
+        sent = [
+            (command, self._send(command, deadline - time.monotonic())) for command in map(commands.start, requests)
+        ]
         for _, receipt in sent:
             receipt.wait(max(0.0, deadline - time.monotonic()))
         return [RunHandle(self, command.run_id, command.command_id) for command, _ in sent]
 
-    def input(self, run_id: str, text: str, final: bool = False, *, command_id: str | None = None, timeout_s: float = SEND_TIMEOUT_S) -> str:
+    def input(
+        self,
+        run_id: str,
+        text: str,
+        final: bool = False,
+        *,
+        command_id: str | None = None,
+        timeout_s: float = SEND_TIMEOUT_S,
+    ) -> str:
         """Say something to the run; `final` ends it with that. Returns the command's id once the log has it."""
         return self._say(commands.send_input(run_id, text, final, command_id), timeout_s)
 
-    def cancel(self, run_id: str, reason: str = "", *, command_id: str | None = None, timeout_s: float = SEND_TIMEOUT_S) -> str:
+    def cancel(
+        self, run_id: str, reason: str = "", *, command_id: str | None = None, timeout_s: float = SEND_TIMEOUT_S
+    ) -> str:
         """Ask the run to end now. Returns the command's id once the log has it."""
         return self._say(commands.cancel(run_id, reason, command_id), timeout_s)
 
-    def resume(self, run_id: str, turns: int = 0, *, command_id: str | None = None, timeout_s: float = SEND_TIMEOUT_S) -> str:
+    def resume(
+        self, run_id: str, turns: int = 0, *, command_id: str | None = None, timeout_s: float = SEND_TIMEOUT_S
+    ) -> str:
         """Let a stopped run go on for `turns` more turns (0: its own limit again). Returns the command's id once the log has it."""
         return self._say(commands.resume(run_id, turns, command_id), timeout_s)
 
@@ -189,7 +207,11 @@ class Client:
 
         headers: Headers = () if traceparent is None else (("traceparent", traceparent.encode("ascii")),)
         try:
-            sender.append(Append(self._prefix + COMMANDS, command.run_id.encode(), value, headers), settle, time.monotonic() + timeout_s)
+            sender.append(
+                Append(self._prefix + COMMANDS, command.run_id.encode(), value, headers),
+                settle,
+                time.monotonic() + timeout_s,
+            )
         except TooLarge as problem:
             raise BadCommand(f"the command has {len(value)} bytes, more than the cluster takes: {problem}") from problem
         return receipt
@@ -212,7 +234,9 @@ class Client:
             raise CommandRefused(outcome)
         return outcome
 
-    def wait(self, run_id: str, timeout_s: float | None = None, until: Until = ended, *, after_step: int = 0) -> RunSummary:
+    def wait(
+        self, run_id: str, timeout_s: float | None = None, until: Until = ended, *, after_step: int = 0
+    ) -> RunSummary:
         """The run's first summary at `after_step` or later for which `until` holds; by default, once it is over. `idle` also ends
         when it waits for its user. Without `timeout_s` it waits for ever.
 
@@ -275,7 +299,9 @@ class Client:
         _, end = journal.bounds(partition)
         return JournalMark(partition, end, journal.token_before(partition, end))
 
-    def events(self, run_id: str, since: JournalMark | None = None, timeout_s: float | None = None) -> Iterator[RecordedEvent]:
+    def events(
+        self, run_id: str, since: JournalMark | None = None, timeout_s: float | None = None
+    ) -> Iterator[RecordedEvent]:
         """The run's events as they are recorded, from its first (or from `since`) to its end; a run that waits is waited for.
 
         Only what counts by rule J1 is told. Raises TimedOut, and Unreadable for a record this build cannot read.
@@ -340,7 +366,9 @@ class Client:
             finally:
                 admin.close()
             if info is None:
-                raise NotConnected(f"the cluster has no topic {name!r}: run `turnlog topics create`, or check TURNLOG_TOPIC_PREFIX")
+                raise NotConnected(
+                    f"the cluster has no topic {name!r}: run `turnlog topics create`, or check TURNLOG_TOPIC_PREFIX"
+                )
             known = self._counts[topic] = info.partitions
         return known
 

@@ -129,7 +129,9 @@ def _sound_text(name: str, text: object) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as problem:
         code = ord(text[problem.start])
-        raise BadCommand(f"{name} has a lone surrogate (U+{code:04X}) at character {problem.start}: that is no Unicode text") from None
+        raise BadCommand(
+            f"{name} has a lone surrogate (U+{code:04X}) at character {problem.start}: that is no Unicode text"
+        ) from None
 
 
 def _whole_number(name: str, value: int | None) -> None:

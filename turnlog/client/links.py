@@ -126,7 +126,12 @@ class Follower:
     """Follows partitions in a thread of its own and hands every batch to `take`. `fail` is told when it cannot go on."""
 
     def __init__(
-        self, reader: Reader, offsets: Mapping[Partition, int], take: Callable[[list[Received]], None], fail: Callable[[LogError], None], name: str
+        self,
+        reader: Reader,
+        offsets: Mapping[Partition, int],
+        take: Callable[[list[Received]], None],
+        fail: Callable[[LogError], None],
+        name: str,
     ) -> None:
         self._reader = reader
         self._take = take

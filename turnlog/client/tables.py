@@ -32,7 +32,9 @@ def newest(reader: Reader, partitions: Iterable[Partition]) -> dict[bytes, Recei
     return found
 
 
-def newest_summaries(reader: Reader, codec: Decoder, partitions: Iterable[Partition], only: str | None = None) -> dict[str, RunSummary]:
+def newest_summaries(
+    reader: Reader, codec: Decoder, partitions: Iterable[Partition], only: str | None = None
+) -> dict[str, RunSummary]:
     """The summary with the highest step of each run: an older one may have been written late (J13). Unreadable ones are left out."""
     key = None if only is None else only.encode()
     found: dict[str, RunSummary] = {}

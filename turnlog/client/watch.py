@@ -144,7 +144,11 @@ class Board:
                 watch.changed.notify_all()
 
     @staticmethod
-    def _remember(order: OrderedDict[bytes, None], key: bytes, known: dict[bytes, Watch] | dict[bytes, CommandOutcome | Exception | None]) -> None:
+    def _remember(
+        order: OrderedDict[bytes, None],
+        key: bytes,
+        known: dict[bytes, Watch] | dict[bytes, CommandOutcome | Exception | None],
+    ) -> None:
         order[key] = None
         order.move_to_end(key)
         while len(order) > KEPT:

@@ -47,7 +47,9 @@ def records_of(entries: Iterable[Entry]) -> list[JournalRecord]:
     return found
 
 
-def state_at(run_id: str, records: Iterable[JournalRecord], step: int | None = None, load_blob: LoadBlob = no_blobs) -> tuple[RunState, int]:
+def state_at(
+    run_id: str, records: Iterable[JournalRecord], step: int | None = None, load_blob: LoadBlob = no_blobs
+) -> tuple[RunState, int]:
     """The run's state after `step` (None: after its last), and that step. `records` are those that count, in order.
 
     Raises NotInJournal, or BadHistory for events that this build cannot fold.

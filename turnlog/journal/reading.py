@@ -47,7 +47,9 @@ class JournalReader:
         """(first offset, end) now."""
         return self._reader.bounds(partition)
 
-    def entries(self, partition: Partition, *, only: str | None = None, progress: Progress = no_progress) -> Iterator[Entry]:
+    def entries(
+        self, partition: Partition, *, only: str | None = None, progress: Progress = no_progress
+    ) -> Iterator[Entry]:
         """The partition's records with their verdicts, from its start to its end of this moment; with `only` those of one run,
         and the fences."""
         start, end = self.bounds(partition)

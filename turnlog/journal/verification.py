@@ -61,7 +61,9 @@ class Counts(NamedTuple):
 class PartitionCheck:
     """The check of one partition, fed with its entries in order; `findings` and `counts` grow."""
 
-    def __init__(self, journal: JournalReader, partition: Partition, validate: Validate, load_blob: LoadBlob = no_blobs) -> None:
+    def __init__(
+        self, journal: JournalReader, partition: Partition, validate: Validate, load_blob: LoadBlob = no_blobs
+    ) -> None:
         self._journal = journal
         self._partition = partition
         self._validate = validate
@@ -130,7 +132,10 @@ class PartitionCheck:
         if divergence is not None:
             message = f"at event {divergence.event} ({divergence.arrival}) this build decides otherwise"
             return self._finding("divergence", entry, message)._replace(
-                event=divergence.event, turn=divergence.turn, arrival=divergence.arrival, differences=divergence.differences
+                event=divergence.event,
+                turn=divergence.turn,
+                arrival=divergence.arrival,
+                differences=divergence.differences,
             )
         if state.ended:
             _slim(state)
@@ -143,9 +148,13 @@ class PartitionCheck:
             return None
         if folded.ended or held == folded:
             return None
-        names = [name for name in RunState.__slots__ if name != "arrived" and getattr(held, name) != getattr(folded, name)]
+        names = [
+            name for name in RunState.__slots__ if name != "arrived" and getattr(held, name) != getattr(folded, name)
+        ]
         differences = tuple((name, getattr(held, name), getattr(folded, name)) for name in names)
-        return self._finding("snapshot", entry, "the snapshot is not the fold of the steps before it")._replace(differences=differences)
+        return self._finding("snapshot", entry, "the snapshot is not the fold of the steps before it")._replace(
+            differences=differences
+        )
 
     def _finding(self, kind: str, entry: Entry, message: str) -> Finding:
         return Finding(kind, entry.run_id, self._partition.index, entry.offset, entry.step, message)
@@ -159,7 +168,11 @@ def _slim(state: RunState) -> None:
 
 
 def verify_entries(
-    journal: JournalReader, partition: Partition, entries: Iterable[Entry], validate: Validate, load_blob: LoadBlob = no_blobs
+    journal: JournalReader,
+    partition: Partition,
+    entries: Iterable[Entry],
+    validate: Validate,
+    load_blob: LoadBlob = no_blobs,
 ) -> tuple[list[Finding], Counts]:
     """Check these entries of one partition."""
     check = PartitionCheck(journal, partition, validate, load_blob)

@@ -72,7 +72,9 @@ def apply(admin: Admin, adoption: Adoption) -> None:
     try:
         admin.reset_positions(adoption.group, adoption.positions)
     except NotOwner as problem:
-        raise NotOwner(f"group {adoption.group} has members: stop every loop first ({problem})", problem.code) from problem
+        raise NotOwner(
+            f"group {adoption.group} has members: stop every loop first ({problem})", problem.code
+        ) from problem
 
 
 def _look(admin: Admin, group: str, places: Places, partitions: int) -> _Seen:

@@ -152,7 +152,9 @@ class KafkaCluster:
 
     def _asking(self, group: str) -> dict[str, Property]:
         """Properties of a consumer that asks for a group's positions and joins nothing."""
-        return self._config(READING_DEFAULTS, {**READING_FIXED, "group.id": group}, _PRODUCER_ONLY, f"{group}-positions")
+        return self._config(
+            READING_DEFAULTS, {**READING_FIXED, "group.id": group}, _PRODUCER_ONLY, f"{group}-positions"
+        )
 
     def _config(
         self, defaults: Mapping[str, Property], fixed: Mapping[str, Property], foreign: frozenset[str], name: str

@@ -60,7 +60,9 @@ def header_of(headers: Headers) -> RecordHeader | None:
         if kind not in (FENCE, STEP, SNAPSHOT) or len(token) != TOKEN_BYTES:
             return None
         step = int(found["step"] or b"")
-        return RecordHeader(kind, token, step, found.get("prev"), int(found.get("wake") or 0), int(found.get("end") or -1))
+        return RecordHeader(
+            kind, token, step, found.get("prev"), int(found.get("wake") or 0), int(found.get("end") or -1)
+        )
     except (KeyError, ValueError):
         return None
 
@@ -94,9 +96,23 @@ class Verdict(Enum):
 class Trail:
     """What must be kept of a chain that is open: enough to load it and to go on with it (J10)."""
 
-    __slots__ = ("step", "digest", "base", "base_bytes", "base_mark", "since", "since_bytes", "wake", "end", "broken", "overtaken")
+    __slots__ = (
+        "step",
+        "digest",
+        "base",
+        "base_bytes",
+        "base_mark",
+        "since",
+        "since_bytes",
+        "wake",
+        "end",
+        "broken",
+        "overtaken",
+    )
 
-    def __init__(self, step: int, digest: bytes, base: int, base_bytes: int, base_mark: int, wake: int, end: int) -> None:
+    def __init__(
+        self, step: int, digest: bytes, base: int, base_bytes: int, base_mark: int, wake: int, end: int
+    ) -> None:
         self.step = step
         self.digest = digest
         self.base = base
@@ -162,7 +178,17 @@ class PartitionFold:
     again, J9). Nothing here depends on what comes later, so a verdict never changes.
     """
 
-    __slots__ = ("token", "trails", "counts", "keep_ended_from", "first_token", "fences", "mark", "last_fence", "_earlier")
+    __slots__ = (
+        "token",
+        "trails",
+        "counts",
+        "keep_ended_from",
+        "first_token",
+        "fences",
+        "mark",
+        "last_fence",
+        "_earlier",
+    )
 
     def __init__(self, token: bytes | None = None, *, keep_ended_from: int | None = None) -> None:
         self.token = token
@@ -215,7 +241,9 @@ class PartitionFold:
             trail.moved(offset)
             return Verdict.REPEAT
         if trail.broken or header.step != trail.step + 1 or header.prev != trail.digest:
-            trail.broken = trail.broken or f"step {header.step} at offset {offset} neither follows nor repeats step {trail.step}"
+            trail.broken = (
+                trail.broken or f"step {header.step} at offset {offset} neither follows nor repeats step {trail.step}"
+            )
             return Verdict.BROKEN
         trail.add_step(offset, len(value), digest, header.wake, header.end)
         self._keep(key, trail, offset)
@@ -230,7 +258,9 @@ class PartitionFold:
             trail.overtaken = self._earlier.pop(key, [])
             return Verdict.SNAPSHOT
         if trail.broken or (trail.step, trail.digest) != (header.step, header.prev):
-            trail.broken = trail.broken or f"snapshot of step {header.step} at offset {offset} does not fit step {trail.step}"
+            trail.broken = (
+                trail.broken or f"snapshot of step {header.step} at offset {offset} does not fit step {trail.step}"
+            )
             return Verdict.BROKEN
         if self.keep_ended_from is not None:
             trail.overtaken += [each for each in trail.offsets if each >= self.keep_ended_from]

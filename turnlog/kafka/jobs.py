@@ -35,7 +35,9 @@ class ThreadRunner:
     """Daemon threads, as many a lane as LANES says."""
 
     def __init__(self) -> None:
-        self._lanes: dict[str, queue.SimpleQueue[tuple[Job, Then] | None]] = {lane: queue.SimpleQueue() for lane in LANES}
+        self._lanes: dict[str, queue.SimpleQueue[tuple[Job, Then] | None]] = {
+            lane: queue.SimpleQueue() for lane in LANES
+        }
         self._done: deque[tuple[Then, Any, BaseException | None]] = deque()
         self._open = 0
         for lane, threads in LANES.items():

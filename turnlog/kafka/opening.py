@@ -1,10 +1,10 @@
 """Opening an ownership: look, fence, confirm, restore (J4, J9, J15). The blocking halves are jobs; the order is `Opening`'s.
 
-    look      committed positions and pointer, bounds, topic ids; J15: is the log still the one the pointer speaks of?
-    fence     append the fence, learn its offset
-    confirm   a commit is accepted and the partition is assigned to this member before and after; also before the fence where a
-              foreign fence was met, so that who lost the partition does not void its new owner's steps (J7)
-    restore   read the journal from the floor to the own fence, and say of every record what it is
+look      committed positions and pointer, bounds, topic ids; J15: is the log still the one the pointer speaks of?
+fence     append the fence, learn its offset
+confirm   a commit is accepted and the partition is assigned to this member before and after; also before the fence where a
+          foreign fence was met, so that who lost the partition does not void its new owner's steps (J7)
+restore   read the journal from the floor to the own fence, and say of every record what it is
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
     inbound = [Partition(topic, index) for topic in places.inbound]
     committed = clients.consumer.committed(inbound)
     ids = _topic_ids(clients.admin, places)
-    bounds = {partition: clients.reader.bounds(partition) for partition in (Partition(topic, index) for topic in places.all)}
+    bounds = {
+        partition: clients.reader.bounds(partition) for partition in (Partition(topic, index) for topic in places.all)
+    }
     journal = Partition(places.journal, index)
     start, end = bounds[journal]
     position = committed.get(Partition(places.ownership, index))
@@ -129,7 +131,17 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
     positions = _positions(committed, inbound, dict(last.positions) if last is not None else {}, bounds)
     starts = {topic: bounds[Partition(topic, index)][0] for topic in places.inbound}
     fences = tuple(fence for fence in named.fences if fence[0] >= start) if named is not None else ()
-    return Looked(pointer, positions, starts, start, end, ids, known.epoch if known is not None else 0, fences, named.owner if named else "")
+    return Looked(
+        pointer,
+        positions,
+        starts,
+        start,
+        end,
+        ids,
+        known.epoch if known is not None else 0,
+        fences,
+        named.owner if named else "",
+    )
 
 
 def _topic_ids(admin: Admin, places: Places) -> tuple[tuple[str, str], ...]:
@@ -156,7 +168,9 @@ def _positions(
         at = committed.get(partition)
         known = positions[partition.topic] = fence.get(partition.topic) if at is None else at.offset
         if known is not None and bounds[partition][1] < known:
-            raise LogCut(f"{partition.topic}[{partition.index}] ends at {bounds[partition][1]}, below its known position {known}")
+            raise LogCut(
+                f"{partition.topic}[{partition.index}] ends at {bounds[partition][1]}, below its known position {known}"
+            )
     return positions
 
 
@@ -170,7 +184,9 @@ def _last_fence(reader: Reader, journal: Partition, start: int, end: int, read_f
     return read_fence(last) if last is not None else None
 
 
-def _named_fence(reader: Reader, journal: Partition, start: int, pointer: Pointer, read_fence: ReadFence) -> FenceSays | None:
+def _named_fence(
+    reader: Reader, journal: Partition, start: int, pointer: Pointer, read_fence: ReadFence
+) -> FenceSays | None:
     """The fence that the pointer names; None where it was trimmed (then the restore meets all there are)."""
     if pointer.fence < start:
         return None
@@ -212,7 +228,9 @@ def restore(reader: Reader, journal: Partition, looked: Looked, fence_offset: in
                 valid += 1
                 recent.keep(record)
     if fold.token != token:
-        raise LogCut(f"{journal.topic}[{journal.index}]: the own fence at offset {fence_offset} was not found when read back")
+        raise LogCut(
+            f"{journal.topic}[{journal.index}]: the own fence at offset {fence_offset} was not found when read back"
+        )
     return Restored(fold, recent.records, effects, valid, time.monotonic() - began, looked.start, previous)
 
 
@@ -334,7 +352,9 @@ class Opening:
 
     def _fence(self, looked: Looked) -> None:
         self.stage = "fence"
-        self._writer.append_fence(self.index, self._opener.fence_value(self._token, looked), self._token, self._on_fence)
+        self._writer.append_fence(
+            self.index, self._opener.fence_value(self._token, looked), self._token, self._on_fence
+        )
 
     def _on_fence(self, offset: int | None, error: LogError | None) -> None:
         if self._given_up:

@@ -63,9 +63,23 @@ ReadGap = Callable[[Partition, int, int, Callable[[list[Received] | None, BaseEx
 class Ownership(Generic[T]):
     """See the module. Made by `FencedWriter.open` once its fence is acknowledged at `fence_offset`."""
 
-    __slots__ = ("partition", "token", "fence_offset", "expected", "in_flight", "ended", "ignored", "_owner", "_read_gap", "_held", "_gap")
+    __slots__ = (
+        "partition",
+        "token",
+        "fence_offset",
+        "expected",
+        "in_flight",
+        "ended",
+        "ignored",
+        "_owner",
+        "_read_gap",
+        "_held",
+        "_gap",
+    )
 
-    def __init__(self, partition: Partition, token: bytes, fence_offset: int, owner: Owner[T], read_gap: ReadGap) -> None:
+    def __init__(
+        self, partition: Partition, token: bytes, fence_offset: int, owner: Owner[T], read_gap: ReadGap
+    ) -> None:
         self.partition = partition
         self.token = token
         self.fence_offset = fence_offset
@@ -99,7 +113,10 @@ class Ownership(Generic[T]):
         if offset is None:
             return  # the writer ends all of its ownerships
         if offset < self.expected:
-            return self.end(End.CUT, f"{self.partition.topic}[{self.partition.index}] acknowledged offset {offset}, expected {self.expected}")
+            return self.end(
+                End.CUT,
+                f"{self.partition.topic}[{self.partition.index}] acknowledged offset {offset}, expected {self.expected}",
+            )
         start, self.expected = self.expected, offset + 1
         if offset > start:
             self._missing(start, offset)
@@ -130,7 +147,9 @@ class Ownership(Generic[T]):
                 return self.end(End.FOREIGN_FENCE, f"a fence of another ownership at offset {record.offset}")
         mine = sum(1 for record in records if (h := header_of(record.headers)) is not None and h.fence == self.token)
         self.ignored += len(records)
-        _log.warning("%s[%d]: read %d records of a gap, %d of them repeats of our own", *self.partition, len(records), mine)
+        _log.warning(
+            "%s[%d]: read %d records of a gap, %d of them repeats of our own", *self.partition, len(records), mine
+        )
         if self._gap[1] > end:
             return self._read(end, self._gap[1])
         self._gap = None
@@ -187,7 +206,9 @@ class FencedWriter:
             ownership.in_flight -= 1
             raise
 
-    def _produce(self, index: int, key: bytes | None, value: bytes, headers: list[tuple[str, bytes]], ticket: Any) -> None:
+    def _produce(
+        self, index: int, key: bytes | None, value: bytes, headers: list[tuple[str, bytes]], ticket: Any
+    ) -> None:
         life, reports = self._life, self._reports
 
         def report(delivered: Delivered) -> None:

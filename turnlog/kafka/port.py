@@ -193,10 +193,14 @@ class Consumer(Protocol):
         """Commit and wait. Raises Retryable (again after the rebalance; or the time is over, and it may still happen), NotOwner, Fatal.
         On the polling thread rebalance callbacks may run meanwhile."""
 
-    def commit_soon(self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None) -> None:
+    def commit_soon(
+        self, positions: Mapping[Partition, Position], on_done: Callable[[LogError | None], None] | None = None
+    ) -> None:
         """Commit without waiting; `on_done` runs inside a later `poll`."""
 
-    def committed(self, partitions: Iterable[Partition], *, timeout_s: float = 10.0) -> dict[Partition, Position | None]: ...
+    def committed(
+        self, partitions: Iterable[Partition], *, timeout_s: float = 10.0
+    ) -> dict[Partition, Position | None]: ...
 
     def close(self, *, leave: bool = False) -> None:
         """Stop; `revoked` runs once more for what is still owned. A static member stays in the group by design, so that its restart is

@@ -28,7 +28,9 @@ class GroupPositions:
         self._clients: dict[str, LibraryConsumer] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, group: str, partitions: Sequence[Partition], timeout_s: float) -> dict[Partition, Position | None]:
+    def __call__(
+        self, group: str, partitions: Sequence[Partition], timeout_s: float
+    ) -> dict[Partition, Position | None]:
         """Per partition what the group has committed, None where nothing is. Raises Retryable, NotAuthorised."""
         if not partitions:
             return {}
