@@ -257,7 +257,7 @@ def known_runs(reader: Reader) -> Figures:
     """The index of ended runs, streamed from `run-state`."""
     partition = Partition(STATE, 0)
     first, end = reader.bounds(partition)
-    known = KnownRuns(end, first)
+    known = KnownRuns(partition, first, end)
     clock = Clock()
     for batch in reader.read(partition, first, end, timeout_s=_STUCK_S):
         for record in batch:

@@ -5,6 +5,7 @@ Nothing here decides: it follows from events that count. Every effect holds the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 

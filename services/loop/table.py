@@ -238,9 +238,7 @@ class RunTable:
         for item in inbox:
             try:
                 size += self._take(slot, draft, item, events, refs, records)
-            except (
-                Exception
-            ) as problem:  # what the rules raise once they raise again: it stops this run, not its partition
+            except Exception as problem:  # noqa: BLE001 - the rules will raise it again: this run stops, not its partition
                 _log.exception("run %s: the rules failed on a message", slot.run_id)
                 made = [each for each in inbox[:taken] if each.record in records or each.done in slot.after]
                 return self.stop(slot, f"the rules failed on a message: {problem!r}", [*made, *inbox[taken:]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from services.loop.arrivals import Reception
@@ -14,7 +15,7 @@ from services.loop.shell import Bounds, Counters, Shell
 from services.loop.tables import Tables
 from services.loop.tokens import ReplyTokens
 from turnlog.blobs import DirectoryBlobs
-from turnlog.codec import Codec, Registry, Unreadable
+from turnlog.codec import Codec, Registry
 from turnlog.core.agents import AgentSpec
 from turnlog.core.records import (
     Command,
@@ -26,7 +27,7 @@ from turnlog.core.records import (
     ToolManifest,
     ToolResult,
 )  # fmt: skip
-from turnlog.kafka.jobs import Runner, ThreadRunner
+from turnlog.kafka.jobs import LOADING, Runner, ThreadRunner
 from turnlog.kafka.opening import Clients
 from turnlog.kafka.ownership import FencedWriter
 from turnlog.kafka.port import Cluster, Partition, Reader, Received
@@ -93,10 +94,8 @@ def make_shell(
     outbox = Outbox(cluster)
     counters = Counters()
 
-    def read_gap(partition: Partition, start: int, end: int, then: object) -> None:
-        runner.submit(
-            "loading", lambda: [r for batch in clients.reader.read(partition, start, end) for r in batch], then
-        )  # type: ignore[arg-type]
+    def read_gap(partition: Partition, start: int, end: int, then: Callable[..., None]) -> None:
+        runner.submit(LOADING, lambda: [r for b in clients.reader.read(partition, start, end) for r in b], then)
 
     def now() -> int:
         return time.time_ns() // 1_000_000

@@ -13,7 +13,7 @@ from services.loop.service import InstanceTaken, LoopService
 from services.loop.shell import Bounds, Counters, Shell, Topics
 from services.loop.tables import Tables
 from services.loop.tokens import ReplyTokens
-from turnlog.codec import Codec, Unreadable
+from turnlog.codec import Codec
 from turnlog.core.agents import MenuEntry
 from turnlog.kafka.jobs import StepRunner
 from turnlog.kafka.opening import Clients
@@ -129,11 +129,11 @@ class LoopProcess:
                 "loading", lambda: [r for b in clients.reader.read(partition, start, end) for r in b], then
             )
 
-        def reject(record: Received, problem: Unreadable) -> None:
-            letter = letter_of(record, problem.reason, problem.detail, "loop", self.clock.now_ms())
-            outbox.send(TOPICS.dead_letters, CODEC.encode(letter), record.key, lambda: None)
+        def reject(record: Received, reason: str, detail: str) -> None:
+            letter = letter_of(record, reason, detail, "loop", self.clock.now_ms())
+            outbox.send(TOPICS.dead_letters, CODEC.encode(letter), letter.key, lambda: None)
 
-        tables = Tables(self.host.reader("tables"), CODEC, TOPICS.agents, TOPICS.manifests, reject)
+        tables = Tables(self.host.reader("tables"), CODEC, TOPICS.agents, TOPICS.manifests, "tool-requests.", reject)
         return Shell(
             topics=TOPICS, partitions=partitions, owner_name=self.name, build=build, codec=CODEC, reception=Reception(CODEC, TOKENS),
             tokens=TOKENS, tables=tables, outbox=outbox, writer=FencedWriter(self.host, TOPICS.journal, read_gap), clients=clients,

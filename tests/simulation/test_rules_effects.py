@@ -89,7 +89,7 @@ def test_j13_a_projection_is_repaired_also_when_the_owner_was_unsure_as_it_read_
 
 
 def test_j13_a_tombstone_of_a_live_run_counts_as_older_and_one_of_an_ended_run_resets() -> None:
-    known = KnownRuns(end=0, start=0)
+    known = KnownRuns(Partition("s", 0), start=0, until=0)
     assert known.take(Received("s", 0, 0, b"a", b"v", tuple(state_headers(5, None)), 0)) is None
     assert known.take(Received("s", 0, 1, b"a", None, (), 0)) == 0
     assert known.take(Received("s", 0, 2, b"a", b"v", tuple(state_headers(6, 99)), 0)) is None

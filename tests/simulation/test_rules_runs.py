@@ -257,7 +257,7 @@ def test_j12_a_command_for_nobody_is_refused_and_a_result_for_nobody_a_dead_lett
 
 
 def test_j12_known_runs_are_those_with_a_record_and_those_just_let_go() -> None:
-    known = KnownRuns(end=2, start=0)
+    known = KnownRuns(STATES, start=0, until=2)
     before = known.streamed
     known.take(Received("run-state", 0, 0, b"a", b"v", tuple(state_headers(3, 9)), 0))
     known.take(Received("run-state", 0, 1, b"b", b"v", tuple(state_headers(1, None)), 0))

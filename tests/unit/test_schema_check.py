@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from turnlog.core.agents import MenuEntry
@@ -21,7 +23,7 @@ ENTRY = MenuEntry("t", "set", "1", "topic", parameters=SCHEMA)
         ({}, "arguments: 'x' is missing"),
         ({"x": "1"}, "x: must be of type integer or null"),
         ({"x": 1, "z": 2, "a": 3}, "arguments: has names it does not take: 'a', 'z'"),
-        ({"x": 1, "y": "c"}, "y: breaks 'enum': [\"a\",\"b\"]"),
+        ({"x": 1, "y": "c"}, 'y: breaks \'enum\': ["a","b"]'),
         ({"x": 1, "deep": ["ok", "s"]}, "deep/1: breaks 'minLength': 2"),
     ],
 )
@@ -32,3 +34,20 @@ def test_the_first_breaches_are_named_by_path_and_keyword(arguments: object, sai
 def test_a_schema_that_cannot_be_compiled_is_left_to_the_worker() -> None:
     assert check_arguments(ENTRY._replace(parameters='{"type":"no such type"}'), {"x": 1}) is None
     assert check_arguments(ENTRY._replace(parameters="not json"), {"x": 1}) is None
+
+
+def test_a_schema_is_never_fetched_and_its_depth_is_bounded() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(0.2)
+    elsewhere = f'{{"$ref":"http://127.0.0.1:{listener.getsockname()[1]}/schema"}}'
+    assert check_arguments(ENTRY._replace(parameters=elsewhere), {"x": 1}) is None
+    with listener, pytest.raises(TimeoutError):
+        listener.accept()
+    deep = '{"properties":{"a":' * 3_000 + "{}" + "}}" * 3_000
+    assert check_arguments(ENTRY._replace(parameters=deep), {"x": 1}) is None
+
+
+def test_names_that_are_no_text_are_told_and_do_not_raise() -> None:
+    told = check_arguments(ENTRY, {"x": 1, "\ud800": 2})
+    assert told is not None
+    assert "surrogate" in told

@@ -19,10 +19,10 @@ import yaml
 
 from turnlog.cli.parsing import seconds
 from turnlog.core.agents import STRATEGIES, AgentSpec
+from turnlog.core.definitions import TOOL_ERRORS
 from turnlog.core.ids import canonical_json, parse_json, run_id_problem
 from turnlog.core.limits import VALUE_BYTES, utf8_size
 
-TOOL_ERRORS: Final = ("feed_back", "fail")
 TIMES: Final = {"deadline": "deadline_ms", "model_backoff": "model_backoff_ms", "model_timeout": "model_timeout_ms"}
 
 

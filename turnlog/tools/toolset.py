@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dis
 import inspect
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from turnlog.core.definitions import NAME, TIMEOUT_MS
+from turnlog.core.limits import CALL_ATTEMPTS
 from turnlog.core.records import ToolManifest
 from turnlog.tools.context import ToolContext
 from turnlog.tools.signature import ReadArguments, UnsupportedSignature, signature_of
 
-NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Names of tools (what every model provider takes) and of toolsets (what a topic name takes)."""
-MOST_TIMEOUT_S: Final = 24 * 3600.0
-MOST_ATTEMPTS: Final = 100
+NAME_PATTERN: Final = NAME
+MOST_TIMEOUT_S: Final = TIMEOUT_MS / 1000
+MOST_ATTEMPTS: Final = CALL_ATTEMPTS
 MOST_SCHEMA_BYTES: Final = 64 * 1024
 
 Function = TypeVar("Function", bound=Callable[..., Any])
