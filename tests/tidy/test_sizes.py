@@ -10,7 +10,9 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 
 # path, or path:function, and the reason. An entry that is no longer needed fails the test, too.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "tests/simulation/loop_mutants.py": "one table: every rule of the journal taken out once",
+}
 
 
 def _too_large() -> dict[str, str]:
