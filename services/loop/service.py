@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from services.loop.owner import PartitionOwner
 from services.loop.shell import Shell
+from turnlog.kafka.broker_watch import NO_BROKER_KNOWN
 from turnlog.kafka.port import Fatal, LogError, NotOwner, OffsetGone, Received, UnknownTopic
 
 _log = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ class LoopService:
             for owner in list(self.owners.values()):
                 owner.leave(lost=True)
             self.owners.clear()
+            if problem.code == NO_BROKER_KNOWN:
+                raise  # a process that begins anew finds them again
             raise InstanceTaken(str(problem)) from problem
         except NotOwner as problem:
             _log.warning("%s", problem)

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from services.loop.__main__ import EXIT_LOG
+from tests.conftest import OwnBroker
 from tests.integration.loop_stage import Stage, until
 from turnlog.local.broker import EmbeddedBroker
-from turnlog.testing.proxy import PRODUCE, Action, KafkaProxy
+from turnlog.testing.proxy import METADATA, PRODUCE, Action, KafkaProxy
 
 SESSION_S = 60
 SESSION = {"TURNLOG_SESSION_TIMEOUT_MS": str(SESSION_S * 1000)}
@@ -114,18 +116,36 @@ def test_a_broker_that_is_killed_under_load(faulty: Faulty, stage: Stage) -> Non
 
 
 @pytest.mark.slow
-def test_a_broker_that_stands_still_for_longer_than_a_session(faulty: Faulty, stage: Stage) -> None:
-    loop = stage.loop(env={"TURNLOG_SESSION_TIMEOUT_MS": "6000"}).until_ready()
-    runs = half_way(stage, 40, "run")
-    faulty.broker.pause()
+def test_a_broker_that_stands_still_for_longer_than_a_session(own_broker: OwnBroker, tmp_path: Path) -> None:
+    """The loop's session, not the broker's own with its controller: what comes of that is the next test's."""
+    broker = own_broker(overrides={"broker.session.timeout.ms": "60000"})
+    stage = Stage(broker.bootstrap, tmp_path, partitions=2)
     try:
+        loop = stage.loop(env={"TURNLOG_SESSION_TIMEOUT_MS": "6000"}).until_ready()
+        runs = half_way(stage, 40, "run")
+        broker.pause()
         time.sleep(8)  # nothing can be seen of a broker that stands still
+        broker.resume()
+        stage.until_succeeded(runs, 180)
+        until(lambda: loop.reasons() is None, lambda: f"ready again: {loop.reasons()}")
+        stage.check(runs)
     finally:
-        faulty.broker.resume()
-    stage.until_succeeded(runs, 180)
-    assert loop.child.alive, loop.said()
-    until(lambda: loop.reasons() is None, lambda: f"ready again: {loop.reasons()}")
-    stage.check(runs)
+        broker.resume()
+        stage.close()
+
+
+def test_a_loop_whose_client_forgot_every_broker_gives_the_process_up(faulty: Faulty, stage: Stage) -> None:
+    """librdkafka 5301: metadata without brokers, as of a broker that is fenced for a moment, can blind a client for good."""
+    often = {"TURNLOG_KAFKA__TOPIC_METADATA_REFRESH_INTERVAL_MS": "200"}
+    loop = stage.loop("blind", env={**SESSION, **often}).until_ready()
+    member = f"{stage.prefix}loop-blind-0"
+    fenced = faulty.proxy.on(METADATA, Action.NO_BROKERS, client_id=member)
+    assert loop.ended() == EXIT_LOG, loop.said()
+    fenced.release()
+    assert f"client {member} knows no broker any more" in loop.everything_said
+    stage.loop("blind", env=SESSION).until_ready()
+    stage.good_run(0)
+    stage.good_run(1)
 
 
 # ---------------------------------------------------------------- answers
@@ -179,6 +199,26 @@ def test_nothing_leaves_before_a_step_is_acknowledged(faulty: Faulty, narrow: St
     held.release()
     narrow.until_succeeded(["held"])
     narrow.check(["held"])
+
+
+def test_effects_that_never_left_are_sent_by_the_next_owner(faulty: Faulty, narrow: Stage) -> None:
+    """J9: killed between the step, which is valid, and its request, which is still on the way; it arrives after all, later."""
+    loop = narrow.loop(env=SESSION).until_ready()
+    held = faulty.proxy.on(PRODUCE, Action.HOLD_REQUEST, client_id=EFFECTS, containing=b"caught:t0:c0", times=1)
+    narrow.client.submit("tools", 'call bench_a {"n":1}', "caught")
+    until(lambda: held.hits == 1, "the request is on the way")
+    assert narrow.audit().runs["caught"].count("call_requested") == 1
+    loop.child.kill()
+    assert not narrow.hands.of("caught")
+    narrow.loop(env=SESSION).until_ready()
+    narrow.until_succeeded(["caught"])
+    assert len(narrow.hands.of("caught")) == 1
+    held.release()
+    until(lambda: len(narrow.hands.of("caught")) == 2, "the first request has arrived as well")
+    first, second = narrow.hands.of("caught")
+    assert first == second
+    narrow.good_run(0)
+    narrow.check(["caught"])
 
 
 # ---------------------------------------------------------------- fences

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 
 from turnlog.kafka.admin import KafkaAdmin
+from turnlog.kafka.broker_watch import BrokerWatch
 from turnlog.kafka.consumer import KafkaConsumer
 from turnlog.kafka.port import Refused
 from turnlog.kafka.positions import GroupPositions
@@ -123,6 +124,7 @@ class KafkaCluster:
         self._given: Mapping[str, Property] = dict(config)
         self._log = logging.getLogger("turnlog.kafka.librdkafka")
         quieten(self._log.name, "turnlog.kafka.consumer", "turnlog.kafka.producer", "turnlog.kafka.reader")
+        self._watch = BrokerWatch()
         self._positions = GroupPositions(self._asking)
 
     def __repr__(self) -> str:
@@ -131,20 +133,23 @@ class KafkaCluster:
     def producer(self, name: str, *, linger_ms: float = 0.0) -> KafkaProducer:
         """One idempotent producer; `name` is its client id in logs and broker metrics."""
         own = {**PRODUCER_DEFAULTS, "linger.ms": linger_ms}
-        return KafkaProducer(self._config(own, PRODUCER_FIXED, _CONSUMER_ONLY, name), name)
+        return KafkaProducer({**self._config(own, PRODUCER_FIXED, _CONSUMER_ONLY, name), **self._watch.client(name)}, name)
 
     def consumer(self, group: str, *, instance_id: str | None = None) -> KafkaConsumer:
         """A group member; with `instance_id` a static one (J3)."""
         fixed = {**READING_FIXED, **MEMBER_FIXED, "group.id": group}
         if instance_id is not None:
             fixed["group.instance.id"] = instance_id
-        config = self._config({**READING_DEFAULTS, **MEMBER_DEFAULTS}, fixed, _PRODUCER_ONLY, instance_id or group)
-        return KafkaConsumer(config, group, self._positions)
+        name = instance_id or group
+        config = self._config({**READING_DEFAULTS, **MEMBER_DEFAULTS}, fixed, _PRODUCER_ONLY, name)
+        consumer = KafkaConsumer({**config, **self._watch.client(name)}, group, self._positions)
+        self._watch.tell(consumer.give_up)
+        return consumer
 
     def reader(self, name: str) -> KafkaReader:
         """A reader outside any group. `name` stands where the library insists on a group id; nothing is ever committed under it."""
         fixed = {**READING_FIXED, "group.id": name}
-        return KafkaReader(self._config(READING_DEFAULTS, fixed, _PRODUCER_ONLY, name), name)
+        return KafkaReader({**self._config(READING_DEFAULTS, fixed, _PRODUCER_ONLY, name), **self._watch.client(name)}, name)
 
     def admin(self) -> KafkaAdmin:
         """Administration on a client of its own."""

@@ -273,6 +273,10 @@ class KafkaConsumer:
         else:
             _log.warning("%s", problem)
 
+    def give_up(self, problem: Fatal) -> None:
+        """From now on every poll raises this. Any thread."""
+        self._fatal = problem
+
     # --- positions
 
     def commit(self, positions: Mapping[Partition, Position], *, timeout_s: float = 10.0) -> None:

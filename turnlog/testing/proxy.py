@@ -60,6 +60,8 @@ class Action(enum.Enum):
     """The broker does its work; its answer never comes, and the connection lives until the client gives up."""
     HOLD_ANSWER = enum.auto()
     """The answer waits for `release`."""
+    NO_BROKERS = enum.auto()
+    """The answer to a METADATA request (version 9 or later) names no broker, as when all of them are fenced for a moment."""
 
 
 class Request(NamedTuple):
@@ -256,6 +258,8 @@ class _Link:
                     continue
                 if rule.action is Action.HOLD_ANSWER:
                     rule.wait()
+                if rule.action is Action.NO_BROKERS:
+                    frame = _without_brokers(frame)
             _write(self._client, frame)
 
     def _rule_of(self, correlation_id: int) -> Rule | None:
@@ -276,6 +280,31 @@ def _read(end: socket.socket) -> bytes | None:
     if not _CORRELATION.size <= length <= _LARGEST_FRAME:
         raise OSError(f"a frame of {length} bytes: this is not Kafka's protocol")
     return _exactly(end, length)
+
+
+def _without_brokers(frame: bytes) -> bytes:
+    """A metadata answer with an empty list of brokers: correlation id, tags, throttle time, then the list."""
+    start = 9
+    count, at = _varint(frame, start)
+    for _ in range(count - 1):
+        host, at = _varint(frame, at + 4)  # behind the node's id
+        rack, at = _varint(frame, at + host - 1 + 4)  # behind host and port
+        tags, at = _varint(frame, at + max(0, rack - 1))
+        if tags:
+            raise OSError("a broker with tagged fields: this proxy does not know them")
+    return frame[:start] + b"\x01" + frame[at:]
+
+
+def _varint(frame: bytes, at: int) -> tuple[int, int]:
+    """An unsigned varint, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = frame[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
 
 
 def _exactly(end: socket.socket, count: int) -> bytes | None:
