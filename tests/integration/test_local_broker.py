@@ -45,6 +45,16 @@ def test_a_broker_serves_is_found_and_survives_its_kill(own_broker: OwnBroker) -
     assert "started" in broker.log_path.read_text()
 
 
+def test_a_restart_gives_way_to_a_broker_that_took_the_folder_meanwhile(own_broker: OwnBroker) -> None:
+    broker = own_broker()
+    broker.kill()
+    with EmbeddedBroker.start(broker.state_dir) as other:
+        with pytest.raises(AlreadyRunning, match=str(other.pid)):
+            broker.restart()
+        assert find_running(broker.state_dir) is not None
+        assert other.alive
+
+
 def test_clients_are_told_the_advertised_port(own_broker: OwnBroker) -> None:
     (proxy_port,) = free_ports(1)
     broker = own_broker(advertised_port=proxy_port)

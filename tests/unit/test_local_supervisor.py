@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from turnlog.local.errors import ChildFailed
+from turnlog.local.errors import ChildFailed, SystemRunning
 from turnlog.local.process import ProcessName
 from turnlog.local.service import ServiceSpec
 from turnlog.local.supervisor import BOOTSTRAP_VARIABLE, System
@@ -69,6 +69,24 @@ def test_the_secret_is_made_once_and_is_private(tmp_path: Path) -> None:
     assert first.env["TURNLOG_SECRET"] == second.env["TURNLOG_SECRET"]
     assert len(first.env["TURNLOG_SECRET"]) == 64
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_of_two_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
+    """Their loops would have one name, and throw each other out for ever."""
+    with System.start(tmp_path):
+        with pytest.raises(SystemRunning, match=rf"pid {os.getpid()}"):
+            System.start(tmp_path)
+        with pytest.raises(SystemRunning):  # the refusal took nothing away
+            System.start(tmp_path)
+    with System.start(tmp_path):
+        pass
+
+
+def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(ChildFailed):
+        System.start(tmp_path, [service("loop", "fail")])
+    with System.start(tmp_path):
+        pass
 
 
 def test_a_kill_on_purpose_is_no_failure_and_start_brings_it_back(tmp_path: Path) -> None:

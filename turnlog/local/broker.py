@@ -211,11 +211,17 @@ class EmbeddedBroker:
     def restart(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start again on the same ports and data, stopping first if it still runs. Serves when this returns.
 
-        Raises PortTaken if somebody took the port meanwhile: clients know this one, so no other is tried.
+        Raises PortTaken if somebody took the port meanwhile: clients know this one, so no other is tried. Raises
+        AlreadyRunning if somebody started another broker of this state directory meanwhile.
         """
-        self.stop()
-        fresh = self._launch(self._plan, self.port, self._controller_port, time.monotonic() + timeout_s)
-        self._child = fresh._child
+        self._child.stop(STOP_TIMEOUT_S)
+        with self._plan.state.starting():
+            noted = self._plan.state.noted()
+            if noted is not None and noted.pid != self.pid:
+                _refuse_second(self._plan.state, self._plan.progress)
+            self._plan.state.forget_running()
+            fresh = self._launch(self._plan, self.port, self._controller_port, time.monotonic() + timeout_s)
+            self._child = fresh._child
 
     def __enter__(self) -> EmbeddedBroker:
         return self

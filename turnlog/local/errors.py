@@ -7,6 +7,7 @@ LocalError
 ├── PortTaken         an explicitly named port is in use
 ├── DiskFull          too little room to start, or the broker died of it
 ├── AlreadyRunning    a broker of this state directory is alive
+├── SystemRunning     a whole system runs from it
 ├── ForeignData       the state directory holds data that this Kafka must not open
 ├── BrokerDied        the broker ended while starting
 ├── BrokerSlow        the broker lives but does not serve within the deadline
@@ -62,6 +63,10 @@ class AlreadyRunning(LocalError):
         super().__init__(message, remedy)
         self.bootstrap = bootstrap
         self.pid = pid
+
+
+class SystemRunning(LocalError):
+    """Another supervisor runs a whole system from the state directory."""
 
 
 class ForeignData(LocalError):

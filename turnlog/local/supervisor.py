@@ -13,6 +13,7 @@ takes its children with it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import signal
@@ -22,9 +23,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TextIO
 
 from turnlog.local.broker import EmbeddedBroker, Progress, quiet
-from turnlog.local.errors import AlreadyRunning, BrokerDied, LocalError
+from turnlog.local.errors import AlreadyRunning, BrokerDied, LocalError, SystemRunning
 from turnlog.local.process import tail
 from turnlog.local.service import Service, ServiceSpec, child_environment
 
@@ -49,8 +51,10 @@ class System:
         *,
         restart: bool,
         progress: Progress,
+        hold: TextIO | None = None,
     ) -> None:
         self.state_dir = state_dir
+        self._hold = hold
         self.broker = broker
         self.env = dict(env)
         self.failed = threading.Event()
@@ -81,14 +85,20 @@ class System:
 
         `services` start at the same time and stop before the broker. `env` goes to each of them. `reuse_broker` uses a
         broker that somebody already runs from this state directory, and does not stop it. `restart` restarts what dies
-        unwanted, up to five times a minute; without it the first death is a failure, which `check` raises.
+        unwanted, up to five times a minute; without it the first death is a failure, which `check` raises. Raises
+        SystemRunning if another System lives in this state directory: their loops would throw each other out.
         """
         state_dir = state_dir.absolute()
         state_dir.mkdir(parents=True, exist_ok=True)
-        broker, bootstrap = _cluster(state_dir, port, broker_overrides, reuse_broker, progress)
+        hold = _held(state_dir)
+        try:
+            broker, bootstrap = _cluster(state_dir, port, broker_overrides, reuse_broker, progress)
+        except BaseException:
+            hold.close()
+            raise
         given = {BOOTSTRAP_VARIABLE: bootstrap, "TURNLOG_STATE_DIR": str(state_dir), **(env or {})}
         given.setdefault(SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE) or _secret(state_dir))
-        system = cls(state_dir, broker, given, restart=restart, progress=progress)
+        system = cls(state_dir, broker, given, restart=restart, progress=progress, hold=hold)
         try:
             if prepare is not None:
                 prepare(given)
@@ -203,6 +213,7 @@ class System:
         if self.broker is not None:
             self._broker_wanted = False
             self.broker.stop()
+        self._let_go()
 
     def kill(self) -> None:
         """SIGKILL everything we started: what a second Ctrl-C asks for."""
@@ -212,6 +223,11 @@ class System:
         if self.broker is not None:
             self._broker_wanted = False
             self.broker.kill()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._hold is not None:
+            self._hold.close()
 
     def __enter__(self) -> System:
         return self
@@ -260,6 +276,26 @@ def _cluster(
         progress(f"using the broker that already runs here: {running.bootstrap}, pid {running.pid}")
         return None, running.bootstrap
     return broker, broker.bootstrap
+
+
+def _held(state_dir: Path) -> TextIO:
+    """The state directory, held until the file is closed or this process ends. Raises SystemRunning."""
+    file = (state_dir / "system.pid").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        pid = file.read().strip() or "unknown"
+        file.close()
+        raise SystemRunning(
+            f"A Turnlog runs already from {_shown(state_dir)} (pid {pid}).",
+            "stop it first (Ctrl-C where it runs), or use another state directory (TURNLOG_STATE_DIR or --state);"
+            " to add a worker to it: turnlog worker MODULE:TOOLSET",
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
 
 
 def _secret(state_dir: Path) -> str:
