@@ -25,8 +25,8 @@ ALLOWED: dict[str, set[str]] = {
     "turnlog.journal": CENTRE | {"turnlog.kafka"},  # readers of the journal; the writer is services.loop
     "turnlog.tools": CENTRE | {"turnlog.kafka", "turnlog.obs"},
     "turnlog.testing": CENTRE | {"turnlog.kafka", "turnlog.journal", "turnlog.models", "turnlog.tools", "turnlog.obs"},
-    "turnlog.client": CENTRE | {"turnlog.kafka", "turnlog.journal", "turnlog.obs"},
-    "turnlog.local": CENTRE | {"turnlog.kafka", "turnlog.obs", "turnlog.cli", "turnlog.client"},
+    "turnlog.client": CENTRE | {"turnlog.kafka", "turnlog.journal", "turnlog.obs", "turnlog.local"},
+    "turnlog.local": CENTRE | {"turnlog.kafka", "turnlog.obs"},
     "turnlog.cli": {"turnlog"},
     "services": {"turnlog"},
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +24,14 @@ from turnlog.client import (
     ended,
     idle,
 )
+from turnlog.client.connect import BOOTSTRAP_VARIABLE, embedded
 from turnlog.codec import Codec
 from turnlog.core.agents import Usage
 from turnlog.core.records import Command, CommandOutcome, RunSummary
-from turnlog.kafka.port import Headers, Partition
+from turnlog.kafka.port import Headers, Partition, Retryable
+from turnlog.local.process import ProcessName
+from turnlog.local.state import Identity, RunningBroker, StateDir
+from turnlog.settings import Settings
 
 TOPICS = ("commands", "run-state", "command-outcomes", "journal")
 
@@ -301,3 +307,33 @@ def test_listing_has_the_newest_of_every_run(loop: Loop, client: Client) -> None
     loop.summary("gone", 1)
     loop.forget("gone")
     assert {s.run_id: s.step for s in client.runs()} == {"a": 2, "b": 1}
+
+
+def test_a_cluster_that_does_not_answer_is_one_that_is_not_connected(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent:
+        def topics(self, names: object = None) -> object:
+            raise Retryable("describe t.commands: timed out", "_TIMED_OUT")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(loop.cluster, "admin", Silent)
+    with Client(loop.cluster, loop.codec, "t.") as client, pytest.raises(NotConnected, match="does not answer"):
+        client.submit("clerk", run_id="r1")
+
+
+def test_without_a_named_cluster_the_broker_of_this_folder_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BOOTSTRAP_VARIABLE, raising=False)
+    settings = Settings(state_dir=tmp_path)
+    assert embedded(settings) is None
+    state = StateDir(tmp_path / "broker")
+    state.prepare()
+    me = ProcessName.of(os.getpid())
+    assert me is not None
+    state.served_by(Identity("x" * 22, "4.0.0"), RunningBroker(me.pid, me.started, 7, "127.0.0.1:7"), "4.0.0")
+    assert embedded(settings) == "127.0.0.1:7"
+    monkeypatch.setenv(BOOTSTRAP_VARIABLE, "elsewhere:9092")
+    assert embedded(settings) is None

@@ -41,12 +41,13 @@ class Session:
     @cached_property
     def settings(self) -> Settings:
         """From the environment and the options. Without a named cluster, the embedded broker that runs here is taken."""
+        from turnlog.client.connect import embedded
         from turnlog.settings import Settings
 
         settings = Settings() if self._prefix is None else Settings(topic_prefix=self._prefix)
         found = self._bootstrap
-        if found is None and BOOTSTRAP_VARIABLE not in os.environ:
-            found = _embedded(settings)
+        if found is None:
+            found = embedded(settings)
         if found is not None:
             settings.kafka["bootstrap.servers"] = found
         return settings
@@ -58,7 +59,7 @@ class Session:
             return self._given
         from turnlog.kafka.client import KafkaCluster
 
-        _knock(self.settings.kafka["bootstrap.servers"])
+        knock(self.settings.kafka["bootstrap.servers"])
         return KafkaCluster(self.settings.kafka)
 
     @cached_property
@@ -143,15 +144,8 @@ def tool_group(prefix: str, toolset: str) -> str:
     return f"{prefix}tools.{toolset}"
 
 
-def _embedded(settings: Settings) -> str | None:
-    from turnlog.local.state import StateDir
-
-    running = StateDir(settings.state_dir / "broker").running()
-    return None if running is None else running.bootstrap
-
-
-def _knock(bootstrap: str) -> None:
-    """See that somebody listens at one of the addresses."""
+def knock(bootstrap: str) -> None:
+    """See that somebody listens at one of the addresses. Raises CliError."""
     problems = []
     for address in bootstrap.split(","):
         host, _, port = address.strip().removeprefix("[").rpartition(":")

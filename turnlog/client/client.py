@@ -22,7 +22,7 @@ from turnlog.journal.entries import judged
 from turnlog.journal.reading import JournalReader
 from turnlog.kafka.fenced import PartitionFold, Verdict
 from turnlog.kafka.partitioner import partition_of
-from turnlog.kafka.port import Cluster, Headers, LogError, Partition, Reader, Received, TooLarge
+from turnlog.kafka.port import Cluster, Headers, LogError, Partition, Reader, Received, Retryable, TooLarge
 
 if TYPE_CHECKING:
     from turnlog.settings import Settings
@@ -84,7 +84,8 @@ class Client:
 
     @classmethod
     def connect(cls, bootstrap: str | None = None, settings: Settings | None = None) -> Client:
-        """A client of a real cluster. Settings come from the environment (`TURNLOG_...`) unless given; `bootstrap` wins over them."""
+        """A client of a real cluster. Settings come from the environment (`TURNLOG_...`) unless given; `bootstrap` wins over them.
+        Where none of these names a cluster, the broker that `turnlog up` runs from this folder is taken, if it does."""
         from turnlog.client.connect import connected
 
         cluster, codec, prefix = connected(bootstrap, settings)
@@ -363,6 +364,8 @@ class Client:
             admin = self._cluster.admin()
             try:
                 info = admin.topics([name]).get(name)
+            except Retryable as problem:
+                raise NotConnected(f"the cluster does not answer: {problem}") from problem
             finally:
                 admin.close()
             if info is None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 from turnlog.codec import Codec, Registry
 from turnlog.kafka.client import KafkaCluster
+from turnlog.local.state import StateDir
 from turnlog.settings import Settings
+
+BOOTSTRAP_VARIABLE = "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"
 
 
 def connected(bootstrap: str | None, settings: Settings | None) -> tuple[KafkaCluster, Codec, str]:
     """(cluster, codec, topic prefix). Nothing is connected yet."""
     chosen = Settings() if settings is None else settings
     properties = dict(chosen.kafka)
+    if bootstrap is None and settings is None:
+        bootstrap = embedded(chosen)
     if bootstrap is not None:
         properties["bootstrap.servers"] = bootstrap
     registry = None if chosen.registry_url is None else Registry(chosen.registry_url)
     return KafkaCluster(properties), Codec(registry), chosen.topic_prefix
+
+
+def embedded(settings: Settings) -> str | None:
+    """The broker that `turnlog up` runs from this folder, unless the environment names a cluster."""
+    if BOOTSTRAP_VARIABLE in os.environ:
+        return None
+    running = StateDir(settings.state_dir / "broker").running()
+    return None if running is None else running.bootstrap

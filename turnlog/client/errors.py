@@ -28,9 +28,8 @@ class CommandRefused(ClientError):
     """The loop refused the command, and nothing happened."""
 
     def __init__(self, outcome: CommandOutcome) -> None:
-        super().__init__(
-            f"the {outcome.kind} command {outcome.command_id!r} for run {outcome.run_id!r} was refused: {outcome.reason}"
-        )
+        what = "the start of" if outcome.kind == "start" else f"the {outcome.kind} for"
+        super().__init__(f"{what} run {outcome.run_id!r} was refused: {outcome.reason}")
         self.outcome = outcome
 
 
