@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, Field, GetCoreSchemaHandler, SecretStr
 from pydantic.fields import FieldInfo
@@ -145,7 +145,9 @@ def _rows(fields: Mapping[str, FieldInfo], prefix: str, delimiter: str) -> Itera
     for name, field in fields.items():
         full = f"{prefix}{name}".upper()
         nested = _nested_model(field.annotation)
-        if nested is not None:
+        if get_origin(field.annotation) is dict and nested is not None:
+            yield SettingRow(f"{full}{delimiter}<NAME>{delimiter}<SETTING>", "", field.description or "")
+        elif nested is not None:
             yield from _rows(nested.model_fields, f"{full}{delimiter}", delimiter)
         elif field.annotation is KafkaProperties:
             about = field.description or ""

@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.loop.shell import Topics
-from turnlog.models.settings import ModelsSettings
+from turnlog.models.settings import MODELS_HELP, ModelsSettings
 from turnlog.settings import Settings
 
 
@@ -22,10 +22,7 @@ class LoopSettings(Settings):
         hide_input_in_errors=True,
     )  # fmt: skip
 
-    models: ModelsSettings = Field(
-        default_factory=dict,
-        description="Model providers: TURNLOG_MODELS__OPENAI__API_KEY, __BASE_URL, __KIND, __HEADERS.",
-    )
+    models: ModelsSettings = Field(default_factory=dict, description=MODELS_HELP)
     instance: str = Field(
         default_factory=socket.gethostname,
         description="Stable name of this loop (StatefulSet pod, host): with the ordinal it is the static group member.",

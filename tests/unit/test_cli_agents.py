@@ -50,6 +50,11 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(bad.value.problems) == 4
 
 
+def test_where_the_yaml_breaks_is_told() -> None:
+    with pytest.raises(BadAgent, match=r"^not YAML: line 2, column 8: mapping values are not allowed here$"):
+        agents_of("name: x\n  model: [a")
+
+
 @pytest.mark.parametrize("text", ["", "- a\n", "a: [", "42"])
 def test_what_is_no_agent_at_all(text: str) -> None:
     with pytest.raises(BadAgent):

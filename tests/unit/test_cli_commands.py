@@ -229,7 +229,7 @@ def test_the_lag_of_a_toolset_is_told(world: World) -> None:
     world.writer.ask_tool("case-1", "Ada")
     (said,) = world.lines("runs", "explain", "case-1")
     assert said["groups"][0]["lag"] == 2
-    assert "2 requests behind" in world.run("runs", "explain", "case-1").stdout
+    assert "2 requests behind on tool-requests.office: is a worker" in world.run("runs", "explain", "case-1").stdout
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,11 @@ def test_dead_letters_are_listed_shown_and_sent_again(world: World) -> None:
         (["verify"], Exit.USAGE, "--all"),
         (["runs", "show", "a b"], Exit.USAGE, "characters outside"),
         (["run", "clerk", "--label", "x"], Exit.USAGE, "NAME=VALUE"),
+        (["runs", "list", "--status", "done"], Exit.USAGE, "'done' is no status"),
+        (["up", "--worker", "no.such.module:tools"], Exit.USAGE, "no module 'no.such.module'"),
         (["run", "clerk", "--deadline", "soon"], Exit.USAGE, "no length of time"),
         (["run", "clerk", "--run-id", "x" * 10_000], Exit.USAGE, "10000 characters"),
-        (["run", "clerk", "--run-id", "refused"], Exit.REFUSED, "unknown_agent"),
+        (["run", "clerk", "--run-id", "refused"], Exit.REFUSED, "the start of run 'refused' was refused: unknown_agent"),
         (["agents", "show", "nobody"], Exit.UNKNOWN, "no agent"),
         (["agents", "apply", "no-such-file"], Exit.USAGE, "No such file"),
         (["dead-letters", "show", "7"], Exit.USAGE, "<partition>:<offset>"),

@@ -225,12 +225,15 @@ class Part(BaseModel):
 
 class Mine(Settings):
     part: Part = Field(default_factory=Part)
+    parts: dict[str, Part] = Field(default_factory=dict, description="Parts by name.")
     needed: str = Field(description="Must be given.")
 
 
 def test_the_settings_table_lists_every_variable_with_default_and_description() -> None:
     rows = {row.name: row for row in settings_rows(Mine)}
     assert rows["TURNLOG_PART__DEPTH"] == ("TURNLOG_PART__DEPTH", "3", "How deep.")
+    assert rows["TURNLOG_PARTS__<NAME>__<SETTING>"].description == "Parts by name."
+    assert "TURNLOG_PARTS__DEPTH" not in rows
     assert rows["TURNLOG_NEEDED"].default == "(required)"
     assert rows["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"].default == "127.0.0.1:9092"
     assert all(row.description for row in rows.values())

@@ -1,12 +1,12 @@
 """Agents written as YAML: one document an agent, checked field by field, with messages for whoever wrote it.
 
-    name: airline
-    version: "3"
-    model: openai/gpt-4o
-    instructions: |
-      You are ...
-    tools: [airline/*, mail/send]
-    deadline: 15m
+name: airline
+version: "3"
+model: openai/gpt-4o
+instructions: |
+  You are ...
+tools: [airline/*, mail/send]
+deadline: 15m
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def agents_of(text: str) -> list[AgentSpec]:
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as problem:
-        raise BadAgent([f"not YAML: {' '.join(str(problem).split())}"]) from None
+        mark = getattr(problem, "problem_mark", None)
+        where = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        said = getattr(problem, "problem", None) or " ".join(str(problem).split())
+        raise BadAgent([f"not YAML: {where}{said}"]) from None
     problems: list[str] = []
     found: list[AgentSpec] = []
     for number, document in enumerate(documents, 1):
@@ -102,7 +105,7 @@ def _name(value: Any) -> str:
 
 def _version(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float) or str(value) == "":
-        raise ValueError(f"must be text such as \"3\", not {value!r}")
+        raise ValueError(f'must be text such as "3", not {value!r}')
     return str(value)
 
 

@@ -107,7 +107,7 @@ def list_agents(
     if found:
         table(
             ("agent", "version", "model", "tools", "kind"),
-            [(a.name, a.version, a.model, " ".join(a.tools), _kind(a)) for a in found],
+            [(a.name, a.version, a.model, _some(a.tools), _kind(a)) for a in found],
         )
     note(f"{len(found)} agents" if found else "no agents: publish one with turnlog agents apply FILE.yaml")
 
@@ -152,6 +152,11 @@ def _known(here: Session) -> dict[str, AgentSpec]:
             continue
         found[agent.name] = agent
     return found
+
+
+def _some(tools: tuple[str, ...], most: int = 3) -> str:
+    """The first tools and how many there are: `agents show` names them all."""
+    return " ".join(tools[:most]) + (f" … ({len(tools)})" if len(tools) > most else "")
 
 
 def _kind(agent: AgentSpec) -> str:

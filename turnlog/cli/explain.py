@@ -16,6 +16,7 @@ from turnlog.core.state import REQUESTED, RETRYING, SETTLED, Call, RunState
 from turnlog.journal.entries import Entry
 from turnlog.journal.history import LoadBlob, no_blobs, records_of, state_at
 from turnlog.journal.reading import Owner, owners
+from turnlog.journal.timeline import counted
 from turnlog.kafka.fenced import Verdict
 from turnlog.kafka.port import Admin, LogError, Partition
 
@@ -61,6 +62,7 @@ class Explanation(NamedTuple):
     groups: tuple[GroupLag, ...]
     owner: Owner | None
     broken: str
+    error: str
 
 
 def show(here: Session, run_id: str, now: int, json: bool) -> None:
@@ -104,6 +106,7 @@ def explanation(run_id: str, entries: list[Entry], load_blob: LoadBlob = no_blob
         (),
         opened[-1] if opened else None,
         broken,
+        state.error or "",
     )
 
 
@@ -150,7 +153,7 @@ def _model(state: RunState, events: list[Event]) -> WaitsFor:
             said.removeprefix("; "),
         )
     since = _since(events, "turn_started", "timer_fired")
-    detail = f"{state.agent.model} with {len(state.transcript)} messages{said}"
+    detail = f"{state.agent.model} with {counted(len(state.transcript), 'message')}{said}"
     return WaitsFor("the model's answer", place(state.turn), since, 0, state.model_attempt, detail)
 
 
@@ -191,7 +194,7 @@ def lag_of(admin: Admin, group: str, toolset: str, topic: str) -> GroupLag:
 
 def _print(found: Explanation, now: int) -> None:
     status = f"{found.status} ({found.reason})" if found.reason else found.status
-    fields([("run", found.run_id), ("status", status), ("step", found.step)])
+    fields([("run", found.run_id), ("status", status), ("error", found.error), ("step", found.step)])
     if found.broken:
         say(f"its chain is broken, it can never go on: {found.broken}")
     if not found.waits:
@@ -231,5 +234,6 @@ def _wait_line(wait: WaitsFor, now: int) -> str:
 
 def _group_line(group: GroupLag) -> str:
     if group.lag is None:
-        return f"toolset {group.toolset}: group {group.group} has never committed on {group.topic}, {group.waiting_in} requests lie there: is a worker running?"
-    return f"toolset {group.toolset}: group {group.group} is {group.lag} requests behind on {group.topic}"
+        return f"toolset {group.toolset}: group {group.group} has never committed on {group.topic}, {counted(group.waiting_in, 'request')} lie there: is a worker running?"
+    behind = f"toolset {group.toolset}: group {group.group} is {counted(group.lag, 'request')} behind on {group.topic}"
+    return f"{behind}: is a worker running, and keeping up?" if group.lag else behind

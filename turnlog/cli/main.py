@@ -52,10 +52,14 @@ app.add_typer(dead_letters.app, name="dead-letters")
 
 @app.command("settings")
 def settings() -> None:
-    """List every setting, its default and what it does."""
-    from turnlog.settings import Settings, settings_table
+    """List the settings that services, workers and commands share, and those of workers; the loop lists its own."""
+    from turnlog.models.settings import MODELS_HELP
+    from turnlog.settings import settings_table
+    from turnlog.tools.settings import WorkerSettings
 
-    say(settings_table(Settings))
+    say(settings_table(WorkerSettings))
+    say(f"  TURNLOG_MODELS__<NAME>__<SETTING>  (read by the loop)\n      {MODELS_HELP}")
+    say("What else the loop reads: python -m services.loop --help")
 
 
 def _reflow_all(group: typer.Typer) -> None:

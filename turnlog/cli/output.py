@@ -82,8 +82,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
             say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        shown.add_column(column, overflow="fold")
+    for index, column in enumerate(columns):
+        shown.add_column(column, overflow="fold", no_wrap=index == 0)  # the first is the id, to be copied whole
     for row in cells:
         shown.add_row(*map(_styled, row))
     shown_on.print(shown)

@@ -95,7 +95,7 @@ def _show(state: RunState, step: int) -> None:
                 say(f"  user       {clean(text)}")
             case AssistantMessage(text, calls):
                 asked = " ".join(f"{clean(call.tool, 80)}({clean(call.arguments, 80)})" for call in calls)
-                say(f"  assistant  {clean(text or '')} {asked}".rstrip())
+                say(f"  assistant  {' '.join(filter(None, (clean(text or ''), asked)))}".rstrip())
             case ToolMessage(_, tool, content, failed):
                 say(f"  {'failed' if failed else 'tool':<9}  {clean(tool, 80)}: {clean(content)}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -43,10 +43,10 @@ Exit codes: 0 started (with --follow or --wait: went well, or waits for input), 
 
 def run(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help="Name of the agent: see `turnlog agents list`.")],
-    input: Annotated[
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent: see `turnlog agents list`.")],
+    input: Annotated[  # noqa: A002
         str | None, typer.Option("--input", "-i", help="First words of the user; - reads standard input.")
-    ] = None,  # noqa: A002
+    ] = None,
     run_id: Annotated[
         str | None, typer.Option("--run-id", help="Your own id: 1 to 128 of A-Z a-z 0-9 . _ - (default: random).")
     ] = None,
@@ -75,7 +75,7 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="One JSON object; with --follow one a line.")] = False,
 ) -> None:
     client = session(context).client
-    name = run_id or f"run-{uuid.uuid4()}"
+    name = run_id or f"run-{secrets.token_hex(8)}"
     timeout_s = seconds_option("--timeout", timeout)
     deadline_s = seconds_option("--deadline", deadline)
     named, words_of_user = labels(label or []), text_argument(input)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from turnlog.cli import explain as explaining
+from turnlog.cli.errors import CliError
 from turnlog.cli.output import clock, emit, from_now, note, plain, say, table, when
 from turnlog.cli.parsing import labels as parse_labels
 from turnlog.cli.parsing import run_id as parse_run_id
@@ -24,6 +25,8 @@ from turnlog.journal.timeline import short_key, words
 
 app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them.")
 
+STATUSES = ("running", "waiting", "stopped", "succeeded", "failed", "cancelled")
+
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: see `turnlog runs list`.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
@@ -33,7 +36,7 @@ def list_runs(
     context: typer.Context,
     status: Annotated[
         list[str] | None,
-        typer.Option("--status", "-s", help="Only these: running, waiting, stopped, succeeded, failed, cancelled."),
+        typer.Option("--status", "-s", help=f"Only these: {', '.join(STATUSES)}. May be repeated."),
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Only runs of this agent.")] = None,
     label: Annotated[
@@ -50,6 +53,8 @@ def list_runs(
 
       turnlog runs list --label tenant=acme --json | jq -r 'select(.status=="failed") | .run_id'
     """
+    if unknown := next((name for name in status or () if name not in STATUSES), None):
+        raise CliError(f"--status {unknown!r} is no status of a run", f"there are {', '.join(STATUSES)}")
     wanted = parse_labels(label or [])
     found = [s for s in session(context).client.runs() if _matches(s, status, agent, wanted)]
     found.sort(key=lambda s: (s.updated_at, s.run_id), reverse=True)
@@ -190,7 +195,7 @@ def explain(context: typer.Context, run: RunArgument, json: JsonOption = False) 
 def send_input(
     context: typer.Context,
     run: RunArgument,
-    text: Annotated[str, typer.Argument(help="What the user says; - reads standard input.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the user says; - reads standard input.")],
     final: Annotated[bool, typer.Option("--final", help="And with that the run is over.")] = False,
     command_id: Annotated[
         str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")

@@ -12,6 +12,7 @@ import typer
 from turnlog.cli.output import note, say
 from turnlog.cli.topics import create_missing
 from turnlog.cli.wiring import BOOTSTRAP_VARIABLE, Session, session
+from turnlog.cli.worker import check_target
 
 HELP = """Run everything on this machine: Kafka, the loop, and the workers you name, until Ctrl-C.
 
@@ -22,9 +23,9 @@ logs stay in the state directory, so runs survive a restart. Other commands find
 
   turnlog up
 
-  turnlog up --worker mytools:tools --worker examples.weather:tools
+  turnlog up --worker mytools:tools --worker examples.first_tool:tools
 
-Exit codes: 0 stopped by Ctrl-C or SIGTERM, 5 something could not be started or died.
+Exit codes: 0 stopped by Ctrl-C or SIGTERM, 2 a worker's module is not there, 5 something could not be started or died.
 """
 
 
@@ -46,6 +47,8 @@ def up(
     from turnlog.local.service import ServiceSpec
     from turnlog.local.supervisor import Stopped, System, stopping_on_signals
 
+    for target in worker or []:
+        check_target(target)  # before a broker is started for nothing
     settings = session(context).settings
     services = [
         ServiceSpec("loop" if loops == 1 else f"loop-{ordinal}", ("-m", "services.loop", "--ordinal", str(ordinal)))

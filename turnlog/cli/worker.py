@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnlog.cli.errors import CliError
-from turnlog.cli.wiring import BOOTSTRAP_VARIABLE, session
+from turnlog.cli.output import note
+from turnlog.cli.wiring import BOOTSTRAP_VARIABLE, knock, session
 
 if TYPE_CHECKING:
     from turnlog.tools import Toolset
@@ -53,6 +55,10 @@ def worker(
     # The worker reads its own settings: hand it what the options and the embedded broker of this folder say.
     os.environ[BOOTSTRAP_VARIABLE] = settings.kafka["bootstrap.servers"]
     os.environ["TURNLOG_TOPIC_PREFIX"] = settings.topic_prefix
+    try:
+        knock(settings.kafka["bootstrap.servers"])
+    except CliError as absent:  # a broker that is away comes back; that nothing happens until then should be no riddle
+        note(f"{absent}; the worker waits for it. {absent.remedy}")
     raise typer.Exit(run_worker(*toolsets))
 
 
@@ -60,14 +66,7 @@ def load_toolset(target: str) -> Toolset:
     """The toolset that `target` names. Raises CliError; an error inside the module itself is not hidden."""
     from turnlog.tools import Toolset
 
-    module_name, colon, name = target.partition(":")
-    if not (module_name and colon and name):
-        raise CliError(
-            f"{target!r} is not MODULE:TOOLSET",
-            "write for example mytools:tools for `tools = Toolset(...)` in mytools.py",
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    module_name, name = check_target(target)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as problem:
@@ -82,3 +81,23 @@ def load_toolset(target: str) -> Toolset:
         hint = f"it has {', '.join(known)}" if known else "it has none at all"
         raise CliError(f"{module_name} has no Toolset named {name!r}", hint)
     return found
+
+
+def check_target(target: str) -> tuple[str, str]:
+    """Module and name of a target whose package is there; nothing is run yet. Raises CliError."""
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise CliError(
+            f"{target!r} is not MODULE:TOOLSET",
+            "write for example mytools:tools for `tools = Toolset(...)` in mytools.py",
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    package = module_name.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise _no_module(module_name)
+    return module_name, name
+
+
+def _no_module(name: str) -> CliError:
+    return CliError(f"there is no module {name!r}", f"looked in {Path.cwd()} and the installed packages")

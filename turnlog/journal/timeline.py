@@ -46,19 +46,24 @@ def short_key(key: str) -> str:
     return key.partition(":")[2] or key
 
 
+def counted(number: int, word: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
 def words(event: Event, most: int = TEXT_CHARS) -> str:
     """What the event says, without its kind, time and place."""
     match event.payload:
         case Start(agent=agent, menu=menu, input=text, labels=labels):
             said = "no input yet" if text is None else quoted(text, most)
             named = "".join(f" {clean(k)}={clean(v)}" for k, v in labels)
-            return f"agent {clean(agent.name)} {clean(agent.version)}, {len(menu)} tools, {said}{named}"
+            return f"agent {clean(agent.name)} {clean(agent.version)}, {counted(len(menu), 'tool')}, {said}{named}"
         case Input(text=text, final=final):
             return quoted(text, most) + (" (final)" if final else "")
         case Cancel(reason=reason):
             return clean(reason, most)
         case Resume(turns=turns):
-            return f"for {turns} more turns" if turns else "with its own turn limit"
+            return f"for {counted(turns, 'more turn')}" if turns else "with its own turn limit"
         case CommandNote(command=command, reason=reason):
             return f"{clean(command)} changes nothing: {clean(reason, most)}"
         case ModelAnswer() as answer:
@@ -87,7 +92,7 @@ def _answer(answer: ModelAnswer, most: int) -> str:
 def _derived(event: Event, most: int) -> str:
     match event.payload:
         case TurnStarted(request_digest=digest, messages=messages):
-            return f"asks the model with {messages} messages, request {digest[:12]}"
+            return f"asks the model with {counted(messages, 'message')}, request {digest[:12]}"
         case CallRequested(topic=topic):
             return f"{_call(event)} → {clean(topic)}"
         case RetrySet():

@@ -54,5 +54,11 @@ def _switched(settings: Any) -> Any:
     return settings
 
 
+MODELS_HELP = (
+    "Model providers; NAME is what stands before the slash in an agent's model. For openai/gpt-4o: "
+    "TURNLOG_MODELS__OPENAI__API_KEY; besides __BASE_URL, __KIND, __HEADERS. "
+    "TURNLOG_MODELS__SCRIPTED=true allows scripted/echo, which needs no key."
+)
+
 ModelsSettings = Annotated[dict[str, ProviderSettings], BeforeValidator(_providers)]
 """Provider settings by provider name."""
