@@ -335,5 +335,7 @@ def test_without_a_named_cluster_the_broker_of_this_folder_is_taken(
     assert me is not None
     state.served_by(Identity("x" * 22, "4.0.0"), RunningBroker(me.pid, me.started, 7, "127.0.0.1:7"), "4.0.0")
     assert embedded(settings) == "127.0.0.1:7"
+    state.forget_running()  # it is down: whoever listens at the default port is somebody else
+    assert embedded(settings) == "127.0.0.1:7"
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "elsewhere:9092")
     assert embedded(settings) is None

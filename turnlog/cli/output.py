@@ -82,8 +82,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
             say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         return
     shown = Table(box=None, pad_edge=False, header_style="bold")
+    # The first column is an id, to be copied whole, unless the others would have no room beside it.
+    whole_id = max((len(row[0]) for row in cells), default=0) <= shown_on.width // 2
     for index, column in enumerate(columns):
-        shown.add_column(column, overflow="fold", no_wrap=index == 0)  # the first is the id, to be copied whole
+        shown.add_column(column, overflow="fold", no_wrap=index == 0 and whole_id)
     for row in cells:
         shown.add_row(*map(_styled, row))
     shown_on.print(shown)

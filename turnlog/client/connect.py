@@ -25,8 +25,10 @@ def connected(bootstrap: str | None, settings: Settings | None) -> tuple[KafkaCl
 
 
 def embedded(settings: Settings) -> str | None:
-    """The broker that `turnlog up` runs from this folder, unless the environment names a cluster."""
+    """The broker that `turnlog up` runs from this folder, unless the environment names a cluster.
+
+    One that is down is told too, at its last address: what listens at the default port meanwhile is somebody else's.
+    """
     if BOOTSTRAP_VARIABLE in os.environ:
         return None
-    running = StateDir(settings.state_dir / "broker").running()
-    return None if running is None else running.bootstrap
+    return StateDir(settings.state_dir / "broker").last_address()

@@ -150,6 +150,17 @@ class StateDir:
         found = self.noted()
         return found if found is not None and found.alive else None
 
+    def last_address(self) -> str | None:
+        """Where this directory's broker serves, or served last and will again; None if there never was one."""
+        running = self.running()
+        if running is not None:
+            return running.bootstrap
+        try:
+            known = Identity(**json.loads(self._identity.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return f"127.0.0.1:{known.port}" if known.port else None
+
     def noted(self) -> RunningBroker | None:
         """Whom the pid file names, dead or alive."""
         try:
