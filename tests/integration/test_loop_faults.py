@@ -245,5 +245,3 @@ def test_a_fence_that_lands_after_its_sender_died(faulty: Faulty, narrow: Stage,
     audit = narrow.check(runs)
     assert len(audit.owners[0]) == 3
     assert audit.counts.void > 0
-
-
