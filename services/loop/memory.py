@@ -56,6 +56,8 @@ class RunMemory:
         }
         """Runs whose effects from the mark on have not been sent again yet."""
         self._takeup: list[RunSlot] = []
+        self._far: list[tuple[RunSlot, Trail]] = []
+        self._reading = False
         self._parked_at = self._floor_at = shell.now()
         self.written = restored.fold.mark
         """Bytes of the partition's values so far, counted from the floor of the restore."""
@@ -111,25 +113,28 @@ class RunMemory:
     # ------------------------------------------------------------ loading
 
     def load(self, *slots: RunSlot) -> None:
-        """Read these runs' records in one pass and fold each; from the restore's own reading where they are still there."""
+        """Read these runs' records and fold each; from the restore's own reading where they are still there."""
         parked = [
             (slot, slot.trail) for slot in slots if slot.trail is not None and not slot.loading and slot.state is None
         ]
         self._shell.counters.loads += len(parked)
-        far = []
         for slot, trail in parked:
             recent = [self._recent[offset] for offset in _offsets(trail) if offset in self._recent]
             if len(recent) == len(_offsets(trail)):
                 self._loaded(slot, *self._folded(slot, trail, recent))
             else:
-                far.append((slot, trail))
-        if far:
-            self._load_far(far)
+                slot.loading = True
+                self._far.append((slot, trail))
+        self._load_far()
 
-    def _load_far(self, runs: list[tuple[RunSlot, Trail]]) -> None:
-        """One sorted read for all of them: a seek costs a millisecond, a record some microseconds."""
-        for slot, _ in runs:
-            slot.loading = True
+    def _load_far(self) -> None:
+        """One sorted read for all that came together while the last was under way: a seek costs a millisecond, a record some
+        microseconds. Never two reads of a partition, so that a gap read need not wait behind thousands of runs."""
+        held = [(slot, trail) for slot, trail in self._far if self._table.slots.get(slot.run_id) is slot]
+        if self._reading or not held:
+            return
+        self._reading = True
+        runs, self._far = held[:LIVE_CHUNK], held[LIVE_CHUNK:]
         where = Partition(self._shell.topics.journal, self._table.index)
         reader = self._shell.clients.reader
 
@@ -141,6 +146,8 @@ class RunMemory:
             return [self._folded(slot, trail, [found[offset] for offset in _offsets(trail)]) for slot, trail in runs]
 
         def done(folded: list[_Folded] | None, error: BaseException | None) -> None:
+            self._reading = False
+            self._load_far()
             for (slot, _), each in zip(runs, folded or [(None, error)] * len(runs), strict=True):
                 slot.loading = False
                 if self._table.slots.get(slot.run_id) is slot:

@@ -23,7 +23,7 @@ from turnlog.codec import Unreadable
 from turnlog.core.records import Fence, FencePlace, InputRef, JournalRecord
 from turnlog.kafka.fenced import FenceMark, Pointer, last_fence_at_or_below, thinned
 from turnlog.kafka.jobs import LOADING
-from turnlog.kafka.opening import NO_TOKEN, FenceSays, Looked, Opening, Restored, inbound_starts
+from turnlog.kafka.opening import NO_TOKEN, FenceSays, Looked, Opening, Restored, inbound_starts, unread
 from turnlog.kafka.ownership import End, Ownership, new_token
 from turnlog.kafka.port import LogError, Partition, Received, Retryable
 
@@ -169,6 +169,14 @@ class PartitionOwner:
             looked.epoch, last.input_epoch if last is not None else 0
         )  # a lost pointer must not open an old epoch again
         self.table = RunTable(self, s, self._ownership, self._epoch, restored, self.dealt_with)
+        for topic, (first, end) in unread(looked).items():
+            _log.error(
+                "%s[%d]: offsets %d to %d were deleted before they were read: what they said is lost",
+                topic,
+                self.index,
+                first,
+                end - 1,
+            )
         starts = inbound_starts(looked, [(ref.topic, ref.offset) for ref in last.positions] if last else [])
         self._begin_inbound(starts)
 

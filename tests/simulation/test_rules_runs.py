@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from services.loop.known_runs import KnownRuns, state_headers
 from tests.simulation.loop_process import TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, STATES, Stage, answers, one_call
 from tests.simulation.test_rules_restore import takeover
-from turnlog.kafka.port import Partition, Received
+from turnlog.kafka.port import Partition, Reader, Received
 
 # ---------------------------------------------------------------- J10
 
@@ -49,6 +53,36 @@ def test_j10_timers_of_parked_runs_fire() -> None:
     assert "timer_fired" in stage.kinds("r1")
 
 
+def test_j10_many_parked_runs_come_back_by_few_reads() -> None:
+    stage = Stage(answers, park_after_ms=600)
+    process = stage.live()
+    names = [f"r{n}" for n in range(50)]
+    for name in names:
+        stage.run(name, agent="talk")
+    stage.spin(process, ms=200, rounds=10)
+    assert all(stage.state(process, name) is None for name in names)
+    reads = CountedReads(process.shell.clients.reader)
+    process.shell.clients.reader.read_at = reads  # type: ignore[method-assign]
+    for name in names:
+        stage.input(name)
+    stage.spin(process, ms=10, rounds=8)
+    assert all(stage.kinds(name)[-1] == "input_awaited" for name in names)
+    assert process.shell.counters.loads == len(names)
+    assert reads.count <= 3, "one each would take a seek each, and gap reads would wait behind them"
+
+
+class CountedReads:
+    """`Reader.read_at`, counted."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._read_at = reader.read_at
+        self.count = 0
+
+    def __call__(self, partition: Partition, offsets: Sequence[int], *, timeout_s: float = 30.0) -> list[Received]:
+        self.count += 1
+        return self._read_at(partition, offsets, timeout_s=timeout_s)
+
+
 def test_j10_loading_checks_the_hashes_of_the_chain() -> None:
     stage = Stage(answers, park_after_ms=600)
     process = stage.live()
@@ -65,6 +99,23 @@ def test_j10_loading_checks_the_hashes_of_the_chain() -> None:
 
 
 # ---------------------------------------------------------------- J11
+
+
+def test_j11_what_retention_took_before_it_was_read_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage(answers)
+    first = stage.live()
+    stage.run("r1", agent="talk")
+    stage.spin(first, ms=600, rounds=4)
+    first.crash()
+    stage.run("r2", agent="talk")
+    stage.clock.advance(6_000)
+    first.shell.clients.admin.delete_records({COMMANDS: 2})
+    with caplog.at_level("ERROR"):
+        second = stage.live("loop-1")
+    assert "offsets 1 to 1 were deleted before they were read" in caplog.text
+    stage.input("r1")
+    stage.spin(second, ms=10, rounds=6)
+    assert stage.kinds("r1")[-1] == "input_awaited"
 
 
 def test_j11_the_committed_offset_is_the_lowest_message_not_dealt_with() -> None:

@@ -399,6 +399,12 @@ class Opening:
         self._opener.opened(self._token, self._fence_offset, self._looked, restored)
 
 
+def unread(looked: Looked) -> dict[str, tuple[int, int]]:
+    """Per inbound topic the offsets [from, to) that were not dealt with and are gone: retention passed them while nobody read."""
+    known = {topic: (looked.positions[topic], start) for topic, start in looked.starts.items()}
+    return {topic: (at, start) for topic, (at, start) in known.items() if at is not None and at < start}
+
+
 def inbound_starts(looked: Looked, fence_positions: Sequence[tuple[str, int]]) -> dict[str, int]:
     """Where to begin each inbound topic: its committed offset, else that of the last fence, else its beginning; never before it."""
     last = dict(fence_positions)
