@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.loop_process import CODEC, TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, STATES, Stage, answers, one_call
 from tests.simulation.test_rules_restore import takeover
-from turnlog.core.events import ModelAnswer
+from turnlog.core.events import Input, ModelAnswer
 from turnlog.core.records import Command, StartRun
 from turnlog.kafka.partitioner import partition_of
 
@@ -24,9 +24,9 @@ def test_a_step_too_large_is_split_and_keeps_its_order() -> None:
     stage.cluster.release()
     stage.spin(process, rounds=12)
     steps = [
-        [e.payload.command_id for e in entry.record.events if e.kind == "input_received"]
+        [e.payload.command_id for e in entry.record.events if isinstance(e.payload, Input)]
         for entry in stage.journal("r1")
-    ]  # type: ignore[union-attr]
+    ]
     assert [each for step in steps for each in step] == given
     assert len([step for step in steps if step]) >= 3
     assert all(len(entry.raw.value or b"") <= 1_500 for entry in stage.journal("r1"))
@@ -134,7 +134,7 @@ def test_a_drain_commits_what_is_dealt_with() -> None:
     stage.spin(process)
     process.drain()
     assert stage.committed(COMMANDS) == 1
-    assert stage.pointer().floor == stage.pointer().end  # type: ignore[union-attr]
+    assert stage.pointer().floor == stage.pointer().end
 
 
 def test_a_run_that_this_build_decides_otherwise_is_parked_and_its_facts_still_leave(

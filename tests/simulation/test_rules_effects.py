@@ -85,7 +85,9 @@ def test_j13_a_projection_is_repaired_also_when_the_owner_was_unsure_as_it_read_
     assert len(list(stage.cluster.log(STATES))) == count, "nothing is written while unsure"
     stage.cluster.release()
     stage.spin(process, ms=200, rounds=6)
-    assert dict([r for r in stage.cluster.log(STATES) if r.key == b"r1"][-1].headers)["step"] == dict(good.headers)["step"]
+    assert (
+        dict([r for r in stage.cluster.log(STATES) if r.key == b"r1"][-1].headers)["step"] == dict(good.headers)["step"]
+    )
 
 
 def test_j13_a_tombstone_of_a_live_run_counts_as_older_and_one_of_an_ended_run_resets() -> None:
@@ -136,7 +138,11 @@ def test_j13_a_refused_request_holds_the_floor_until_the_refusal_is_journaled() 
 
 
 def test_j13_a_topic_that_does_not_exist_is_such_a_refusal() -> None:
-    stage = Stage(lambda request: ModelAnswer(None, (RecordedCall("c", "gone", '{"n":1}'),)) if request.turn == 0 else answers(request))
+    stage = Stage(
+        lambda request: (
+            ModelAnswer(None, (RecordedCall("c", "gone", '{"n":1}'),)) if request.turn == 0 else answers(request)
+        )
+    )
     process = stage.live()
     stage.run("r1", agent="strict")
     stage.spin(process, ms=100, rounds=10)
@@ -336,7 +342,9 @@ def test_j15_adopting_opens_a_new_input_epoch_in_which_old_offsets_mean_nothing(
     stage.clock.advance(6_000)
     third = stage.live("loop-2")
     stage.spin(third, ms=100, rounds=4)
-    assert [f.record.input_epoch for f in stage.fences()[-2:]] == [1, 1], "repeated by every later fence, also without a pointer"
+    assert [f.record.input_epoch for f in stage.fences()[-2:]] == [1, 1], (
+        "repeated by every later fence, also without a pointer"
+    )
 
 
 def test_j15_looking_names_topics_that_do_not_exist() -> None:

@@ -133,7 +133,9 @@ class KafkaCluster:
     def producer(self, name: str, *, linger_ms: float = 0.0) -> KafkaProducer:
         """One idempotent producer; `name` is its client id in logs and broker metrics."""
         own = {**PRODUCER_DEFAULTS, "linger.ms": linger_ms}
-        return KafkaProducer({**self._config(own, PRODUCER_FIXED, _CONSUMER_ONLY, name), **self._watch.client(name)}, name)
+        return KafkaProducer(
+            {**self._config(own, PRODUCER_FIXED, _CONSUMER_ONLY, name), **self._watch.client(name)}, name
+        )
 
     def consumer(self, group: str, *, instance_id: str | None = None) -> KafkaConsumer:
         """A group member; with `instance_id` a static one (J3)."""
@@ -149,7 +151,9 @@ class KafkaCluster:
     def reader(self, name: str) -> KafkaReader:
         """A reader outside any group. `name` stands where the library insists on a group id; nothing is ever committed under it."""
         fixed = {**READING_FIXED, "group.id": name}
-        return KafkaReader({**self._config(READING_DEFAULTS, fixed, _PRODUCER_ONLY, name), **self._watch.client(name)}, name)
+        return KafkaReader(
+            {**self._config(READING_DEFAULTS, fixed, _PRODUCER_ONLY, name), **self._watch.client(name)}, name
+        )
 
     def admin(self) -> KafkaAdmin:
         """Administration on a client of its own."""
