@@ -134,7 +134,9 @@ def test_a_drain_commits_what_is_dealt_with() -> None:
     stage.spin(process)
     process.drain()
     assert stage.committed(COMMANDS) == 1
-    assert stage.pointer().floor == stage.pointer().end
+    pointer = stage.pointer()
+    assert pointer is not None
+    assert pointer.floor == pointer.end
 
 
 def test_a_run_that_this_build_decides_otherwise_is_parked_and_its_facts_still_leave(
