@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ _LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 #: One request's time where the port gives none.
 REQUEST_S = 30.0
+_AGAIN_S = 0.2
 
 
 class KafkaAdmin:
@@ -155,8 +157,12 @@ class KafkaAdmin:
         if not partitions:
             return {}
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.index) for p in partitions])
-        (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=timeout_s).values()
-        answers = _result(future, f"positions of {group}", timeout_s).topic_partitions
+
+        def ask() -> ConsumerGroupTopicPartitions:
+            (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=timeout_s).values()
+            return _result(future, f"positions of {group}", timeout_s)
+
+        answers = _patiently(ask, timeout_s).topic_partitions
         if (problem := first_error(answers, f"positions of {group}")) is not None:
             raise problem
         return {Partition(a.topic, a.partition): position_of(a) for a in answers}
@@ -167,8 +173,12 @@ class KafkaAdmin:
             return
         offsets = [TopicPartition(p.topic, p.index, at.offset, at.metadata) for p, at in positions.items()]
         asked = [ConsumerGroupTopicPartitions(group, offsets)]
-        (future,) = self._client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S).values()
-        answers = _result(future, f"reset positions of {group}").topic_partitions
+
+        def ask() -> ConsumerGroupTopicPartitions:
+            (future,) = self._client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S).values()
+            return _result(future, f"reset positions of {group}")
+
+        answers = _patiently(ask, REQUEST_S).topic_partitions
         if (problem := first_error(answers, f"reset positions of {group}")) is not None:
             raise problem
 
@@ -200,6 +210,18 @@ def _result(future: Future[_T], doing: str, timeout_s: float = REQUEST_S) -> _T:
         raise translated(error, doing) from error
     except FutureTimeout as error:
         raise Retryable(f"{doing}: no answer", "_TIMED_OUT") from error
+
+
+def _patiently(ask: Callable[[], _T], timeout_s: float) -> _T:
+    """Ask again while the group's coordinator is loading or moving, as it is right after a broker's start."""
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            return ask()
+        except Retryable:
+            if time.monotonic() + _AGAIN_S >= until:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 def _outcome(future: Future[Any], doing: str, timeout_s: float) -> LogError | None:
