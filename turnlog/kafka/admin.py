@@ -158,7 +158,7 @@ class KafkaAdmin:
             return {}
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.index) for p in partitions])
 
-        def ask() -> ConsumerGroupTopicPartitions:
+        def ask() -> Any:
             (future,) = self._client.list_consumer_group_offsets([asked], request_timeout=timeout_s).values()
             return _result(future, f"positions of {group}", timeout_s)
 
@@ -174,7 +174,7 @@ class KafkaAdmin:
         offsets = [TopicPartition(p.topic, p.index, at.offset, at.metadata) for p, at in positions.items()]
         asked = [ConsumerGroupTopicPartitions(group, offsets)]
 
-        def ask() -> ConsumerGroupTopicPartitions:
+        def ask() -> Any:
             (future,) = self._client.alter_consumer_group_offsets(asked, request_timeout=REQUEST_S).values()
             return _result(future, f"reset positions of {group}")
 
