@@ -21,7 +21,7 @@ from turnlog.tools import ToolContext, ToolFailure, Toolset
 from turnlog.tools.desk import WorkerLimits
 from turnlog.tools.engine import Worker, WorkerTopics
 
-TOPICS = WorkerTopics("requests", "dead-letters", "group")
+TOPICS = WorkerTopics("requests", "results", "dead-letters", "group")
 CODEC = Codec()
 PATIENCE_S = 10.0
 
@@ -66,9 +66,10 @@ class Bench:
             "attempt": 1,
             "not_after": now_ms() + 60_000,
             "reply_token": b"t1",
+            "reply_topic": TOPICS.results,
         }
         request = ToolRequest(
-            run_id=run, turn=turn, position=0, tool=tool, arguments=text, takes_text=False, reply_topic="results",
+            run_id=run, turn=turn, position=0, tool=tool, arguments=text, takes_text=False,
             reply_partition=1, agent="agent", **{**defaults, **fields},
         )  # fmt: skip
         self.put(request.call_key.encode(), CODEC.encode(request))
@@ -367,6 +368,13 @@ def test_what_cannot_be_read_is_a_dead_letter_and_the_partition_goes_on(bench: B
     big = letters[-1]
     assert (big.size, len(big.value or b""), len(big.key or b""), big.headers) == (700_000, 512 * 1024, 64 * 1024, ())
     assert big.service == "tool_worker"
+
+
+def test_a_request_cannot_have_its_answer_written_into_another_topic(bench: Bench) -> None:
+    bench.ask(reply_topic="journal")
+    bench.ask(turn=1)
+    bench.until(lambda: len(bench.results()) == 1)
+    assert [letter.reason for letter in bench.letters()] == ["bad_reply_topic"]
 
 
 def test_a_result_that_kafka_refuses_becomes_a_dead_letter(bench: Bench) -> None:

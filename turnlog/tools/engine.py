@@ -58,6 +58,7 @@ class WorkerTopics:
     """Full names of the topics, and of the group."""
 
     requests: str
+    results: str
     dead_letters: str
     group: str
 
@@ -362,6 +363,11 @@ class Worker:
             return
         if record.key != request.call_key.encode() or not request.call_key.startswith(request.run_id + ":"):
             self._bury(owed, "key_mismatch", "the record's key, call_key and run_id must name the same call")
+            return
+        if request.reply_topic != self._topics.results:
+            self._bury(
+                owed, "bad_reply_topic", f"results go to {self._topics.results}, never to {request.reply_topic!r}"
+            )
             return
         now = time.monotonic()
         owed.request = request

@@ -38,6 +38,7 @@ def worker_group(prefix: str, toolset: str) -> str:
 def worker_topics(prefix: str, toolset: str) -> WorkerTopics:
     return WorkerTopics(
         requests=topic_name(prefix, "tool-requests", toolset),
+        results=topic_name(prefix, "tool-results"),
         dead_letters=topic_name(prefix, "dead-letters"),
         group=worker_group(prefix, toolset),
     )
