@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,7 +203,6 @@ def test_a_single_error_of_a_task_group_speaks_for_itself() -> None:
 
 
 def test_libraries_are_known_by_name() -> None:
-    httpx = pytest.importorskip("httpx")
     assert classify(httpx.ConnectTimeout("x")) == PASSING
     assert classify(httpx.InvalidURL("x")) == PLAIN
 
