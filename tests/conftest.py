@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import pytest
 
 from tests.broker_fixture import SharedBroker, shared_broker
+from tests.registry_fixture import schema_registry
 from turnlog.local.broker import EmbeddedBroker
 
 
@@ -41,6 +42,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say which Kafka the tests ran on: where Docker is expected, a silent second choice would go unnoticed."""
     if source := config.stash.get(KAFKA_SOURCE, None):
         terminalreporter.write_line(f"Kafka: {source}")
+
+
+@pytest.fixture(scope="session")
+def registry_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A schema registry that speaks Confluent's API, shared by all tests: each uses subjects of its own."""
+    with schema_registry(tmp_path_factory.mktemp("registry")) as url:
+        yield url
 
 
 @pytest.fixture

@@ -116,6 +116,9 @@ class Settings(BaseSettings):
     registry_url: str | None = Field(
         default=None, description="Schema registry (Confluent API); without one, ids come from the numbered files."
     )
+    registry_register: bool = Field(
+        default=True, description="Register schemas the registry lacks; false where a pipeline or an operator does."
+    )
     state_dir: Path = Field(
         default=Path(".turnlog"), description="Where the embedded default keeps its data and generated secret."
     )

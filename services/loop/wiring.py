@@ -15,7 +15,7 @@ from services.loop.shell import Bounds, Counters, Shell
 from services.loop.tables import Tables
 from services.loop.tokens import ReplyTokens
 from turnlog.blobs import DirectoryBlobs
-from turnlog.codec import Codec, Registry
+from turnlog.codec import Codec
 from turnlog.core.agents import AgentSpec
 from turnlog.core.records import (
     Command,
@@ -57,8 +57,7 @@ def codec_for(settings: LoopSettings) -> Codec:
         t.journal: JournalRecord, t.run_state: RunSummary, t.ledger: LedgerEntry, t.outcomes: CommandOutcome,
         t.dead_letters: DeadLetter, t.commands: Command, t.results: ToolResult, t.agents: AgentSpec, t.manifests: ToolManifest,
     }  # fmt: skip
-    registry = Registry(settings.registry_url) if settings.registry_url else None
-    return Codec(registry, topics)
+    return Codec.of(settings, topics)
 
 
 def blob_directory(settings: LoopSettings) -> Path:

@@ -1,23 +1,19 @@
 """Readers that are not ours: Confluent's AvroDeserializer, kcat, and an audit that imports nothing of Turnlog.
 
-What they read is written here through our codec, one record for each example; a real run's topics are read the same way in
-tests/e2e.
+What they read is written here through our codec, one record for each example; tests/e2e reads the topics of real runs so.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-import yaml
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -25,20 +21,16 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from tests.broker_fixture import SharedBroker
+from tests.foreign_readers import as_json, everything, kcat_json
 from tests.record_samples import examples
 from turnlog.codec import Codec, Registry
-from turnlog.codec.schemas import TOP_LEVEL, folder
+from turnlog.codec.schemas import TOP_LEVEL
 from turnlog.core.events import Event, RunCancelled
 from turnlog.core.records import Fence, JournalRecord, Snapshot
+from turnlog.kafka.topics import specs
 
-
-def described() -> dict[str, str]:
-    """Topic to record, as schemas/topics says."""
-    files = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (folder() / "topics").glob("*.yaml")}
-    return {f"{name}.airline" if said.get("per_toolset") else name: said["value"] for name, said in files.items()}
-
-
-TOPICS = described()
+TOPICS = {f"{spec.name}.airline" if spec.per_toolset else spec.name: spec.value for spec in specs().values()}
+"""Topic to record."""
 PARTITIONS = 4
 Headers = list[tuple[str, str | bytes | None]]
 JAVA = {"partitioner": "murmur2_random"}
@@ -64,7 +56,6 @@ def topics(broker: SharedBroker, registry_url: str) -> Iterator[Topics]:
             headers: Headers = [("example", example.name.encode()), ("traceparent", b"00-0af7-b7ad-01")]
             producer.produce(prefix + topic, codec.encode(example.record), example.name.encode(), headers=headers)
     assert producer.flush(30) == 0
-    registry.close()
     yield Topics(prefix, broker.bootstrap, registry_url)
     delete(broker.bootstrap, *(f"{prefix}{topic}" for topic in TOPICS))
 
@@ -79,37 +70,6 @@ def delete(bootstrap: str, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for deleted in admin.delete_topics(list(names)).values():
         deleted.result(30)
-
-
-def everything(bootstrap: str, topic: str) -> list[Any]:
-    """Every message of a topic, with Confluent's plain consumer."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "foreign", "enable.partition.eof": True})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    found, ends = [], 0
-    while ends < PARTITIONS:
-        message = consumer.poll(30)
-        assert message is not None
-        error = message.error()
-        if error is None:
-            found.append(message)
-        else:
-            assert error.code() == KafkaError._PARTITION_EOF
-            ends += 1
-    consumer.close()
-    return found
-
-
-def as_json(value: Any) -> Any:
-    """What AvroDeserializer gave, in the form of our examples: nulls left out, bytes as hex, moments in milliseconds."""
-    if isinstance(value, dict):
-        return {name: as_json(part) for name, part in value.items() if part is not None}
-    if isinstance(value, list):
-        return [as_json(part) for part in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime):
-        return round(value.timestamp() * 1000)
-    return value
 
 
 def test_every_record_has_its_topic() -> None:
@@ -139,14 +99,6 @@ def test_kcat_reads_keys_headers_and_partitions(topics: Topics, topic: str, kcat
         message = expected[line["key"]]
         assert (line["topic"], line["partition"], line["offset"]) == (name, message.partition(), message.offset())
         assert line["headers"] == ["example", line["key"], "traceparent", "00-0af7-b7ad-01"]
-
-
-def kcat_json(kcat: str, bootstrap: str, topic: str) -> list[Any]:
-    """Every message as kcat's JSON; values are Avro, which Debian's build cannot read, so they come as odd characters."""
-    command = [kcat, "-b", bootstrap, "-t", topic, "-C", "-J", "-e", "-q", "-o", "beginning"]
-    done = subprocess.run(command, capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    return [json.loads(line, strict=False) for line in done.stdout.decode("utf-8", "replace").split("\n") if line]
 
 
 # ---------------------------------------------------------------- the audit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -15,10 +14,8 @@ from turnlog.core.records import Command, ToolRequest, ToolResult
 
 
 @pytest.fixture
-def registry(registry_url: str) -> Iterator[Registry]:
-    one = Registry(registry_url)
-    yield one
-    one.close()
+def registry(registry_url: str) -> Registry:
+    return Registry(registry_url)
 
 
 def id_in(data: bytes) -> int:
@@ -80,7 +77,6 @@ def test_look_up_only(registry: Registry, registry_url: str, topic_prefix: str) 
         Codec(looks_up, {f"{topic_prefix}commands": Command})
     registered = Codec(registry, {f"{topic_prefix}commands": Command})
     assert Codec(looks_up, {f"{topic_prefix}commands": Command}).encode(COMMAND) == registered.encode(COMMAND)
-    looks_up.close()
 
 
 def test_id_that_the_registry_does_not_know(registry: Registry) -> None:
@@ -103,11 +99,9 @@ def test_registry_that_does_not_answer() -> None:
         Codec(nobody, {"commands": Command})
     with pytest.raises(RegistryUnavailable):
         Codec(nobody).decode(b"\0\0\0\0\1", Command)
-    nobody.close()
 
 
 def test_a_url_that_is_no_registry(registry_url: str) -> None:
     wrong = Registry(registry_url.replace("/apis/", "/nothing/"))
     with pytest.raises(RegistryUnavailable):
         wrong.schema(1)
-    wrong.close()

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from turnlog.client import BadCommand, StartRequest, start_command_id
+from turnlog.client import BadCommand, NotConnected, StartRequest, start_command_id
 from turnlog.client.commands import COMMAND_BYTES, cancel, encoded, resume, send_input, start
-from turnlog.codec import Codec
+from turnlog.codec import Codec, CodecError, RegistryRefused, RegistryUnavailable
 from turnlog.core.limits import VALUE_BYTES
 
 CODEC = Codec()
@@ -27,6 +27,16 @@ def test_without_a_run_id_two_starts_are_two_runs() -> None:
     first, second = start(StartRequest("clerk")), start(StartRequest("clerk"))
     assert first.run_id != second.run_id
     assert first.command_id != second.command_id
+
+
+@pytest.mark.parametrize("problem", [RegistryUnavailable("it is down"), RegistryRefused("it has another schema")])
+def test_without_the_registrys_word_nothing_is_sent(problem: CodecError) -> None:
+    class NoCodec:
+        def encode(self, record: object) -> bytes:
+            raise problem
+
+    with pytest.raises(NotConnected, match=str(problem)):
+        encoded(cancel("r", "", None), NoCodec())
 
 
 def test_every_input_is_a_command_of_its_own_unless_the_caller_says_otherwise() -> None:

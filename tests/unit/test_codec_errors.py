@@ -161,6 +161,21 @@ class TestRegistryIds:
         assert codec.decode(with_id(7), ToolResult) == RESULT
         assert codec.decode(GOOD, ToolResult) == RESULT
 
+    def test_lazily_the_registry_is_asked_with_the_first_record(self) -> None:
+        registry = FakeRegistry({7: published("ToolResult")})
+        registry.down = True
+        codec = Codec(cast(Registry, registry), {"results": ToolResult}, lazily=True)
+        assert codec.decode(GOOD, ToolResult) == RESULT
+        with pytest.raises(RegistryUnavailable):
+            codec.encode(RESULT)
+        registry.down = False
+        assert codec.encode(RESULT) == with_id(7)
+        registry.down = True
+        assert codec.encode(RESULT) == with_id(7)
+
+    def test_lazily_without_a_registry_numbers_are_the_files(self) -> None:
+        assert Codec(None, {"results": ToolResult}, lazily=True).encode(RESULT) == GOOD
+
     def test_an_id_is_asked_once(self) -> None:
         registry = FakeRegistry({7: published("ToolResult")})
         codec = codec_of(registry, [0.0])

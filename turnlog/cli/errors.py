@@ -18,7 +18,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from turnlog.client import BadCommand, ClientError, CommandRefused, NotAcknowledged, NotConnected, RunUnknown, TimedOut
-from turnlog.codec import CodecError, RegistryUnavailable
+from turnlog.codec import CodecError, RegistryRefused, RegistryUnavailable
 from turnlog.core.errors import BadHistory
 from turnlog.journal.history import NotInJournal
 from turnlog.kafka.port import LogError, NotAuthorised, NotOwner, Refused, Retryable, UnknownTopic
@@ -80,6 +80,7 @@ _RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
     ),
     (LogError, "", Exit.UNREACHABLE),
     (RegistryUnavailable, "is the schema registry up? TURNLOG_REGISTRY_URL names it", Exit.UNREACHABLE),
+    (RegistryRefused, "compare what the registry holds with schemas/records", Exit.REFUSED),
     (CodecError, "a newer build may have written it", Exit.BAD),
 )
 

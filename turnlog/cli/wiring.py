@@ -64,10 +64,9 @@ class Session:
 
     @cached_property
     def codec(self) -> Codec:
-        from turnlog.codec import Codec, Registry
+        from turnlog.client.connect import codec_for
 
-        url = self.settings.registry_url
-        return Codec(None if url is None else Registry(url, register=False))
+        return codec_for(self.settings)
 
     @cached_property
     def client(self) -> Client:

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from turnlog.client.errors import BadCommand
-from turnlog.codec.errors import Unencodable
+from turnlog.client.errors import BadCommand, NotConnected
+from turnlog.codec.errors import RegistryRefused, RegistryUnavailable, Unencodable
 from turnlog.core.ids import run_id_problem
 from turnlog.core.limits import VALUE_BYTES, utf8_size
 from turnlog.core.records import CancelRun, Command, ResumeRun, SendInput, StartRun
@@ -82,11 +82,13 @@ def resume(run_id: str, turns: int, command_id: str | None) -> Command:
 
 
 def encoded(command: Command, codec: Encoder) -> bytes:
-    """The command's bytes. Raises BadCommand for what does not fit a record."""
+    """The command's bytes. Raises BadCommand for what does not fit a record, NotConnected without the schema registry's word."""
     try:
         value = codec.encode(command)
     except Unencodable as problem:
         raise BadCommand(f"the command cannot be written: {problem}") from problem
+    except (RegistryUnavailable, RegistryRefused) as problem:
+        raise NotConnected(str(problem)) from problem
     if len(value) > COMMAND_BYTES:
         raise BadCommand(f"the command has {len(value)} bytes, at most {COMMAND_BYTES} are allowed")
     return value

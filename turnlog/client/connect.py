@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from turnlog.codec import Codec, Registry
+from turnlog.codec import Codec
+from turnlog.core.agents import AgentSpec
+from turnlog.core.records import Command
 from turnlog.kafka.client import KafkaCluster
 from turnlog.local.state import StateDir
 from turnlog.settings import Settings
@@ -20,8 +22,13 @@ def connected(bootstrap: str | None, settings: Settings | None) -> tuple[KafkaCl
         bootstrap = embedded(chosen)
     if bootstrap is not None:
         properties["bootstrap.servers"] = bootstrap
-    registry = None if chosen.registry_url is None else Registry(chosen.registry_url)
-    return KafkaCluster(properties), Codec(registry), chosen.topic_prefix
+    return KafkaCluster(properties), codec_for(chosen), chosen.topic_prefix
+
+
+def codec_for(settings: Settings) -> Codec:
+    """The codec of a program that reads everything and writes commands and agents, with the registry's ids where one is set."""
+    prefix = settings.topic_prefix
+    return Codec.of(settings, {f"{prefix}commands": Command, f"{prefix}agents": AgentSpec}, lazily=True)
 
 
 def embedded(settings: Settings) -> str | None:

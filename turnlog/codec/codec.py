@@ -11,7 +11,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import fastavro
 from fastavro.read import SchemaResolutionError
@@ -39,11 +39,21 @@ class _Plan(NamedTuple):
     read: Callable[[bytes], Any]
 
 
+class RegistrySettings(Protocol):
+    """What of the services' settings (turnlog.settings) concerns the registry."""
+
+    @property
+    def registry_url(self) -> str | None: ...
+    @property
+    def registry_register(self) -> bool: ...
+
+
 class Codec:
     """Encodes and decodes the top-level records. Safe to share between threads.
 
-    `topics` are announced at once (see `announce`). Without a registry nothing here blocks; with one, `decode` blocks for one
-    request when an id is new to this process.
+    `topics` are what is written where: announced at once (see `announce`), or with `lazily` each with the first record of its
+    type, for programs that mostly read. Without a registry nothing here blocks; with one, `decode` blocks for one request when
+    an id is new to this process, and a lazy `encode` for the first record of a type.
     """
 
     def __init__(
@@ -51,6 +61,7 @@ class Codec:
         registry: Registry | None = None,
         topics: Mapping[str, type] | None = None,
         *,
+        lazily: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -60,8 +71,20 @@ class Codec:
         self._pairs = {kind: compiled(bare(published(name))) for name, kind in TOP_LEVEL.items()}
         self._writers = {kind: self._writer(kind, file_id(name)) for name, kind in TOP_LEVEL.items()}
         self._plans = {version.id: self._plan(version.schema) for version in released().values()}
+        self._unannounced: dict[type, str] = {}
         for topic, kind in (topics or {}).items():
-            self.announce(topic, kind)
+            if lazily and registry is not None:
+                self._unannounced[kind] = topic
+                del self._writers[kind]
+            else:
+                self.announce(topic, kind)
+
+    @classmethod
+    def of(cls, settings: RegistrySettings, topics: Mapping[str, type], *, lazily: bool = False) -> Codec:
+        """The codec of an installation. Raises RegistryUnavailable, RegistryRefused unless lazily."""
+        url = settings.registry_url
+        registry = None if url is None else Registry(url, register=settings.registry_register)
+        return cls(registry, topics, lazily=lazily)
 
     def announce(self, topic: str, kind: type) -> None:
         """From now on records of this type are written with the registry's id for `<topic>-value`, registered if need be.
@@ -74,12 +97,10 @@ class Codec:
         self._writers[kind] = self._writer(kind, schema_id)
 
     def encode(self, record: Any) -> bytes:
-        """The bytes of a top-level record. Raises Unencodable for a value that Avro cannot carry; other errors (TypeError,
-        AttributeError) mean that the record is not built as its type says, which is a fault of the caller's code."""
-        try:
-            head, write = self._writers[type(record)]
-        except KeyError:
-            raise TypeError(f"{type(record).__name__} is no top-level record") from None
+        """The bytes of a top-level record. Raises Unencodable for a value that Avro cannot carry; RegistryUnavailable and
+        RegistryRefused when announced lazily; other errors (TypeError, AttributeError) mean that the record is not built as
+        its type says, which is a fault of the caller's code."""
+        head, write = self._writers.get(type(record)) or self._first_of(type(record))
         parts = [head]
         try:
             write(parts.append, record)
@@ -108,6 +129,13 @@ class Codec:
         except (ValueError, LookupError, EOFError, OverflowError, TypeError, MemoryError) as error:
             raise Unreadable("bad_bytes", f"no {expected.__name__} of schema id {schema_id}: {_brief(error)}") from None
         return record
+
+    def _first_of(self, kind: type) -> tuple[bytes, Write]:
+        """How a type is written that was not announced yet."""
+        if kind not in self._unannounced:
+            raise TypeError(f"{kind.__name__} is no top-level record")
+        self.announce(self._unannounced[kind], kind)
+        return self._writers[kind]
 
     def _writer(self, kind: type, schema_id: int) -> tuple[bytes, Write]:
         return b"\0" + schema_id.to_bytes(4, "big"), self._pairs[kind].write

@@ -10,8 +10,6 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
 from turnlog.codec.errors import RegistryRefused, RegistryUnavailable
 from turnlog.codec.schemas import Schema
 
@@ -39,13 +37,13 @@ class Registry:
         timeout_s: float = 10.0,
     ) -> None:
         self._register = register
-        self._http = httpx.Client(
-            base_url=url.rstrip("/") + "/",
-            auth=auth,
-            headers={"Accept": _MEDIA_TYPE, **(headers or {})},
-            verify=verify,
-            timeout=timeout_s,
-        )
+        self._url = url.rstrip("/") + "/"
+        self._options: dict[str, Any] = {
+            "auth": auth,
+            "headers": {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE, **(headers or {})},
+            "verify": verify,
+            "timeout": timeout_s,
+        }
 
     def schema(self, schema_id: int) -> Schema | None:
         """The schema of an id; None: the registry has none, or none that is Avro. Raises RegistryUnavailable."""
@@ -69,15 +67,14 @@ class Registry:
             )
         return int(found["id"])
 
-    def close(self) -> None:
-        self._http.close()
-
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """One exchange; None where the registry says that what was asked for does not exist."""
+        """One exchange on a connection of its own: a process makes a handful in its life. None where the registry says that
+        what was asked for does not exist."""
+        import httpx  # a tenth of a second, which processes without a registry need not wait
+
+        content = None if body is None else json.dumps(body)
         try:
-            answer = self._http.request(
-                method, path, content=None if body is None else json.dumps(body), headers={"Content-Type": _MEDIA_TYPE}
-            )
+            answer = httpx.request(method, self._url + path, content=content, **self._options)
             said = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RegistryUnavailable(f"the schema registry does not answer {method} {path}: {error!r}") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from turnlog.codec import Codec, Registry, RegistryRefused, RegistryUnavailable
+from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable
 from turnlog.core.records import DeadLetter, ToolManifest, ToolResult
 from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import Cluster, LogError
@@ -162,13 +162,13 @@ class _Host:
             admin.close()
 
     def _codec(self) -> Codec:
-        prefix, url = self._settings.topic_prefix, self._settings.registry_url
+        prefix = self._settings.topic_prefix
         written: dict[str, type] = {
             topic_name(prefix, "tool-results"): ToolResult,
             topic_name(prefix, "tool-manifests"): ToolManifest,
             self._topics.dead_letters: DeadLetter,
         }
-        return Codec(Registry(url) if url else None, written)
+        return Codec.of(self._settings, written)
 
 
 def _finish(hosts: list[_Host], received: list[int]) -> None:
