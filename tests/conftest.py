@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,6 +26,11 @@ class OwnBroker(Protocol):
     """What the `own_broker` fixture is: `EmbeddedBroker.start` with a directory and port of its own."""
 
     def __call__(self, **options: Any) -> EmbeddedBroker: ...
+
+
+def pytest_configure() -> None:
+    """A shell ignores Ctrl-C for what it starts in the background, and processes inherit that; those that tests interrupt must not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 KAFKA_SOURCE = pytest.StashKey[str]()

@@ -71,7 +71,8 @@ def _unpacked(lock: Lock) -> Path:
     if not home.is_dir():
         half = home.with_name(f".{home.name}.{os.getpid()}")
         with tarfile.open(archive) as tar:
-            tar.extractall(half, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Debian 12's Python is older than it
+            tar.extractall(half)
         try:
             half.rename(home)
         except OSError:  # another process was quicker
