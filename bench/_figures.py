@@ -87,6 +87,14 @@ def _middle_of(values: Sequence[Any], last: Any) -> Any:
     return last
 
 
+def recoveries(rounds: Sequence[Figures]) -> Figures:
+    """Rounds of the same kill: medians, but of what must never happen the sum; a round that did not end makes the time None."""
+    each = [one["seconds"] for one in rounds]
+    rest = middle([{name: value for name, value in one.items() if name != "seconds"} for one in rounds])
+    never = {name: sum(one[name] for one in rounds) for name in ("lost", "doubled")}
+    return {"seconds": None if None in each else statistics.median(each), "seconds_each": each, **rest, **never}
+
+
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     """The median of the rounds' own ratios: what slowed a whole round down counts for both sides."""
     return round(statistics.median(a / b for a, b in zip(over, under, strict=True)), 3)

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from bench import _client
 from bench._audit import audit, valid_steps
-from bench._figures import Figures, Meter, latencies, machine, middle, progress, quiet_clients, ratio, table
+from bench._figures import Figures, Meter, latencies, machine, middle, progress, quiet_clients, ratio, recoveries, table
 from bench._installation import (
     AGENT,
     TOOLSET,
@@ -62,7 +62,7 @@ class Product:
         self._partitions = partitions
         self._cluster = cluster_of(system.bootstrap)
         self._admin = self._cluster.admin()
-        self._loads = 0
+        self._loads = self._kills = 0
         define_agents(self._cluster, Codec(), PREFIX, [AGENT])
         self._loops = [f"loop-{ordinal}" for ordinal in range(processes)]
         system.add(*(_loop(name, ordinal) for ordinal, name in enumerate(self._loops)), _worker())
@@ -104,6 +104,7 @@ class Product:
 
     def recover(self, in_flight: int) -> Figures:
         """Kill every loop process, start it again at once."""
+        self._kills += 1
         loops = [self._system.child(name) for name in self._loops]
 
         def kill() -> None:
@@ -114,7 +115,7 @@ class Product:
             for each in loops:
                 each.start(wait=False)
 
-        return self._killed("recover", in_flight, kill, restart)
+        return self._killed(f"recover{self._kills}", in_flight, kill, restart)
 
     def takeover(self, in_flight: int) -> Figures:
         """Kill one loop process; another one, of another instance, was there before and takes what it held."""
@@ -212,11 +213,16 @@ def _rounds(system: System, options: Namespace) -> Figures:
         if repeated:
             with Limit(system.bootstrap, broker, options.warm_up) as limit:
                 found = _alternate(product, limit, repeated, options)
-        for phase, act in (("recover", product.recover), ("takeover", product.takeover)):
-            if phase in options.phases:
-                progress(f"{phase}: {options.recover_in_flight} runs under way, kill -9")
-                found[phase] = act(options.recover_in_flight)
+        if "recover" in options.phases:
+            found["recover"] = recoveries([_after_kill(product.recover, options) for _ in range(options.rounds)])
+        if "takeover" in options.phases:
+            found["takeover"] = _after_kill(product.takeover, options)
     return found
+
+
+def _after_kill(act: Callable[[int], Figures], options: Namespace) -> Figures:
+    progress(f"{act.__name__}: {options.recover_in_flight} runs under way, kill -9")
+    return act(options.recover_in_flight)
 
 
 def _alternate(product: Product, limit: Limit, phases: Sequence[str], options: Namespace) -> Figures:

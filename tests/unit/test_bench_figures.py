@@ -10,7 +10,7 @@ import pytest
 from bench import _figures
 from bench._audit import audit
 from bench._client import Flow
-from bench._figures import Meter, cpu_seconds, latencies, middle, peak_mb, percentile, ratio, table
+from bench._figures import Meter, cpu_seconds, latencies, middle, peak_mb, percentile, ratio, recoveries, table
 from bench.restore import Cut, floor_figures
 from turnlog.core.agents import Usage
 from turnlog.core.events import Event, RunSucceeded
@@ -160,3 +160,11 @@ def test_a_flow_that_is_stopped_starts_no_more_and_knows_what_is_under_way() -> 
     assert flow.stop() == 5
     flow.take(_ended("f-1"))
     assert sent == flow.started == [f"f-{number}" for number in range(6)]
+
+
+def test_of_several_kills_the_time_is_the_median_and_losses_add_up() -> None:
+    rounds = [
+        {"seconds": seconds, "runs": 10, "lost": lost, "doubled": 0} for seconds, lost in [(3.0, 0), (9.0, 1), (4.0, 2)]
+    ]
+    assert recoveries(rounds) == {"seconds": 4.0, "seconds_each": [3.0, 9.0, 4.0], "runs": 10, "lost": 3, "doubled": 0}
+    assert recoveries([*rounds, {**rounds[0], "seconds": None}])["seconds"] is None
