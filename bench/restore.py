@@ -25,6 +25,8 @@ from bench._installation import (
     cluster_of,
     define_agents,
     make_topics,
+    own_prefix,
+    remove_topics,
     service_environment,
     state_directory,
 )
@@ -45,7 +47,7 @@ from turnlog.local.service import ServiceSpec
 from turnlog.local.supervisor import System, stopping_on_signals
 from turnlog.schema_check import check_arguments
 
-PREFIX = "restore."
+PREFIX = own_prefix("restore")
 JOURNAL, COMMANDS, STATE = (topic_name(PREFIX, name) for name in ("journal", "commands", "run-state"))
 GROUP = f"{PREFIX}loop"
 NEVER_ANSWERED = "call never_answered {}"
@@ -302,6 +304,8 @@ def measure(options: argparse.Namespace) -> Figures:
         floor = {**floor_figures(watch.samples), "settled_after_s": round(time.monotonic() - began, 1)}
         found: Figures = {"floor": floor, "restart": restart(installation, cut)}
         found.update(_in_process(installation.cluster, installation.codec, state, cut))
+        if system.broker is None:
+            remove_topics(system.bootstrap, [PREFIX])
     sizes = {name: getattr(options, name) for name in ("finished", "parked", "open")}
     return {**found, "settings": {**sizes, "floor_bytes": FLOOR_BYTES}, "machine": machine()}
 
