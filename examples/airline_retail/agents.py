@@ -1,8 +1,8 @@
 """The recorded agents as Turnlog agents, and how they are published."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 
-from examples.airline_retail.recording import Recording, load_prompts, load_tools
+from examples.airline_retail.recording import Recording, load_tools, prompts_for
 from turnlog.client.links import Append, Receipt, Sender
 from turnlog.codec import Codec
 from turnlog.core.agents import AgentSpec
@@ -15,11 +15,11 @@ MODEL_ATTEMPTS = 20
 ACKNOWLEDGED_S = 60.0
 
 
-def agents_for(recordings: Iterable[Recording], prompts: Mapping[str, str] | None = None) -> list[AgentSpec]:
-    """One agent for each system prompt that the recordings refer to. Raises KeyError for a prompt that is not known."""
-    known = load_prompts() if prompts is None else prompts
+def agents_for(recordings: Sequence[Recording]) -> list[AgentSpec]:
+    """One agent for each system prompt that the recordings refer to."""
+    prompts = prompts_for(recordings)
     wanted = sorted({(recording.domain, recording.prompt_ref) for recording in recordings})
-    return [_agent(domain, reference, known[reference]) for domain, reference in wanted]
+    return [_agent(domain, reference, prompts[reference]) for domain, reference in wanted]
 
 
 def agent_name(recording: Recording) -> str:

@@ -31,10 +31,10 @@ from examples.airline_retail.recording import (
     BadRecording,
     Recording,
     Truth,
-    load_prompts,
     load_recordings,
     load_tools,
     load_truths,
+    prompts_for,
 )
 from examples.airline_retail.script import Json, Script, Unexpected, completion
 
@@ -225,10 +225,7 @@ def _script(runs: list[Path], truths: list[Path]) -> Script:
         recordings |= load_recordings(path)
     for path in truths if runs else [DATA_DIR / "sample_truth.jsonl"]:
         known |= load_truths(path)
-    prompts = load_prompts()
-    foreign = sorted({item.prompt_ref for item in recordings.values()} - prompts.keys())
-    if foreign:
-        raise BadRecording(f"no system prompt is known for {', '.join(foreign)}; known: {', '.join(sorted(prompts))}")
+    prompts = prompts_for(recordings.values())
     return Script(recordings, known, prompts, {domain: load_tools(domain) for domain in DOMAINS})
 
 

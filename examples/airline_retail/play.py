@@ -26,7 +26,6 @@ from examples.airline_retail.recording import (
     BadRecording,
     Recording,
     Truth,
-    load_prompts,
     load_recordings,
     load_truths,
 )
@@ -96,8 +95,6 @@ def load(runs: Path, truth: Path | None, only: Sequence[str] = ()) -> Script:
     if missing := [name for name in only if name not in recordings]:
         raise BadRecording(f"{runs} has no recording {', '.join(missing)}")
     chosen = [recording for recording in recordings.values() if not only or recording.id in only]
-    if foreign := sorted({recording.prompt_ref for recording in chosen} - load_prompts().keys()):
-        raise BadRecording(f"{runs}: no system prompt is known for {', '.join(foreign)}")
     truths = load_truths(truth) if truth is not None else derive_truths(chosen)
     for recording in chosen:
         wanted = [call.name for _, _, call in recording.calls()]

@@ -8,7 +8,7 @@ A run in Turnlog is named `<play id>.<recording id>`, so that one installation c
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,8 @@ DOMAINS = ("airline", "retail")
 STOP_MARK = "###STOP###"
 FREE_TEXT_TOOLS = frozenset({"think"})
 RUN_ENDING_TOOLS = frozenset({"transfer_to_human_agents"})
+
+NO_PROMPT = "The system prompt of this recording is not at hand. Its reference:"
 
 T = TypeVar("T")
 
@@ -144,10 +146,12 @@ def load_truths(path: Path) -> dict[str, Truth]:
     return _load_lines(path, _truth, lambda truth: truth.id)
 
 
-def load_prompts(path: Path = DATA_DIR / "system_prompts.json") -> dict[str, str]:
-    """The system prompts by the reference recordings name."""
-    prompts: dict[str, str] = json.loads(path.read_text("utf-8"))
-    return prompts
+def prompts_for(recordings: Iterable[Recording]) -> dict[str, str]:
+    """The system prompt of each reference that the recordings name. One that is not at hand is stood in for by a sentence that says so:
+    the recorded model answers by the conversation, not by its prompt."""
+    known: dict[str, str] = json.loads((DATA_DIR / "system_prompts.json").read_text("utf-8"))
+    wanted = {recording.prompt_ref for recording in recordings}
+    return {reference: known.get(reference, f"{NO_PROMPT} {reference}") for reference in wanted}
 
 
 def load_tools(domain: str, directory: Path = DATA_DIR) -> list[dict[str, Any]]:

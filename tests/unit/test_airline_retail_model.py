@@ -21,16 +21,16 @@ from examples.airline_retail.recording import (
     DOMAINS,
     Recording,
     Step,
-    load_prompts,
     load_recordings,
     load_tools,
     load_truths,
+    prompts_for,
 )
 from examples.airline_retail.script import Script, ToolResult, Unexpected, completion, transcript
 
 RECORDINGS = load_recordings(DATA_DIR / "sample.jsonl")
 TRUTHS = load_truths(DATA_DIR / "sample_truth.jsonl")
-PROMPTS = load_prompts()
+PROMPTS = prompts_for(RECORDINGS.values())
 SCRIPT = Script(RECORDINGS, TRUTHS, PROMPTS, {domain: load_tools(domain) for domain in DOMAINS})
 REFUSALS = RECORDINGS["tau-airline-gpt4o-t032-r0"]
 """Two of its calls are refused by the tool."""

@@ -1,6 +1,7 @@
 """Reading recordings: the endings, the inputs, and files that are not of the form."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 from examples.airline_retail.recording import (
     DATA_DIR,
     DOMAINS,
+    NO_PROMPT,
     BadRecording,
     Ending,
-    load_prompts,
     load_recordings,
     load_tools,
     load_truths,
+    prompts_for,
     recording_id,
 )
 
@@ -81,11 +83,16 @@ def test_a_run_id_names_its_recording() -> None:
             recording_id(bad)
 
 
+def test_a_prompt_that_is_not_at_hand_is_no_reason_not_to_play() -> None:
+    recording = replace(next(iter(SAMPLE.values())), prompt_ref="0f0f")
+    assert prompts_for([recording])["0f0f"] == f"{NO_PROMPT} 0f0f"
+
+
 def test_the_example_has_all_that_its_sample_needs() -> None:
     truths = load_truths(DATA_DIR / "sample_truth.jsonl")
     offered = {domain: {tool["function"]["name"] for tool in load_tools(domain)} for domain in DOMAINS}
     for recording in SAMPLE.values():
         calls = [call.name for _, _, call in recording.calls()]
         assert [call.name for call in truths[recording.id].calls] == calls
-        assert recording.prompt_ref in load_prompts()
+        assert not prompts_for([recording])[recording.prompt_ref].startswith(NO_PROMPT)
         assert set(calls) <= offered[recording.domain]
