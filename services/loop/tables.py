@@ -8,7 +8,7 @@ from collections.abc import Callable
 from services.loop.holes import readable_end
 from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable, Unreadable
 from turnlog.core.agents import STRATEGIES, AgentSpec, MenuEntry
-from turnlog.core.definitions import agent_problem, manifest_problem
+from turnlog.core.definitions import agent_problem, manifest_problem, pattern_problem
 from turnlog.core.events import Start
 from turnlog.core.limits import utf8_size
 from turnlog.core.records import StartRun, ToolManifest, ToolRequest
@@ -18,6 +18,8 @@ _log = logging.getLogger(__name__)
 
 MENU_BYTES = 512 * 1024
 """Instructions and menu of one run together: they stand in its first step."""
+REJECTED = 1_000
+"""Keys of rejected manifests that are remembered, to tell a start that was refused for one why."""
 
 
 class Tables:
@@ -36,6 +38,7 @@ class Tables:
         self._reject = reject
         self._agents: dict[str, AgentSpec] = {}
         self._tools: dict[str, dict[str, ToolManifest]] = {}
+        self._rejected: dict[str, None] = {}
         self._behind: dict[Partition, int] = {}
         self._resolved: dict[tuple[AgentSpec, int], tuple[MenuEntry, ...] | str] = {}
         self._version = 0
@@ -78,13 +81,25 @@ class Tables:
 
     def _take(self, record: Received) -> None:
         key = (record.key or b"").decode("utf-8", "replace")
-        take = self._take_agent if record.topic == self._agents_topic else self._take_tool
+        of_tool = record.topic != self._agents_topic
+        take = self._take_tool if of_tool else self._take_agent
+        rejected: tuple[str, str] | None
         try:
             problem = take(key, record.value)
+            rejected = None if problem is None else ("bad_definition", problem)
         except Unreadable as unreadable:
-            return self._reject(record, unreadable.reason, unreadable.detail)
-        if problem is not None:
-            self._reject(record, "bad_definition", problem)
+            rejected = (unreadable.reason, unreadable.detail)
+        if of_tool:
+            self._remember(key, rejected is not None)
+        if rejected is not None:
+            self._reject(record, *rejected)
+
+    def _remember(self, key: str, rejected: bool) -> None:
+        self._rejected.pop(key, None)
+        if rejected:
+            self._rejected[key] = None
+            if len(self._rejected) > REJECTED:
+                del self._rejected[next(iter(self._rejected))]
 
     def _take_agent(self, key: str, value: bytes | None) -> str | None:
         """Why it is not taken, or None."""
@@ -158,9 +173,10 @@ class Tables:
         for pattern in agent.tools:
             toolset, _, name = pattern.partition("/")
             tools = self._tools.get(toolset, {})
-            chosen = list(tools.values()) if name == "*" else [tools[name]] if name in tools else []
-            if not chosen:
-                return f"no tool matches {pattern!r}: is a worker of toolset {toolset!r} running?"
+            problem = pattern_problem(pattern, self._tools, self._rejected)
+            if problem is not None:
+                return problem
+            chosen = list(tools.values()) if name == "*" else [tools[name]]
             for manifest in sorted(chosen, key=lambda m: m.tool):
                 other = found.setdefault(manifest.tool, _entry(manifest))
                 if other.toolset != manifest.toolset:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from turnlog.core.agents import AgentSpec
-from turnlog.core.definitions import agent_problem, manifest_problem
+from turnlog.core.definitions import agent_problem, manifest_problem, pattern_problem
 from turnlog.core.records import ToolManifest
 
 AGENT = AgentSpec("a", "1", "Do it.", "scripted/echo")
@@ -52,3 +52,37 @@ def test_names_of_tools_are_those_that_providers_take() -> None:
 def test_good_definitions_have_no_problem() -> None:
     assert agent_problem("a", AGENT) is None
     assert manifest_problem("bench/a", MANIFEST, "t.tool-requests.") is None
+
+
+TOOLS = {"weather": ["forecast", "history"], "mail": ["send"], "gone": []}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rejected", "said"),
+    [
+        ("wether/forecast", (), "is a worker of toolset 'wether' running? Toolsets announced: weather, mail"),
+        ("gone/*", (), "is a worker of toolset 'gone' running? Toolsets announced: mail, weather"),
+        ("weather/histroy", (), "no tool matches 'weather/histroy': toolset 'weather' has history, forecast"),
+        (
+            "weather/humid",
+            ("weather/humid",),
+            "a definition of it was rejected, `turnlog dead-letters list` says why; toolset",
+        ),
+        (
+            "air/*",
+            ("air/seat",),
+            "rejected, `turnlog dead-letters list` says why; is a worker of toolset 'air' running?",
+        ),
+    ],
+)
+def test_a_tool_that_is_not_there_is_told_apart(pattern: str, rejected: tuple[str, ...], said: str) -> None:
+    problem = pattern_problem(pattern, TOOLS, rejected) or ""
+    assert said in problem
+    assert ("rejected" in problem) == bool(rejected)
+
+
+def test_no_more_names_than_one_reads() -> None:
+    many = {"big": [f"tool_{number}" for number in range(5_000)]}
+    problem = pattern_problem("big/tool_7x", many) or ""
+    assert problem.endswith(" and 4990 more")
+    assert pattern_problem("big/*", many) is None

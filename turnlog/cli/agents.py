@@ -11,18 +11,24 @@ import typer
 
 from turnlog.cli.agent_file import BadAgent, agents_of
 from turnlog.cli.errors import CliError, Exit
-from turnlog.cli.output import emit, fields, note, plain, say, span, table
+from turnlog.cli.output import emit, fields, note, plain, say, span, table, warn
 from turnlog.cli.wiring import Session, session
 from turnlog.client.links import Append, Receipt, Sender
-from turnlog.codec import Unreadable
+from turnlog.codec import CodecError, Unreadable
 from turnlog.core.agents import AgentSpec
+from turnlog.core.definitions import manifest_problem, pattern_problem
+from turnlog.core.records import ToolManifest
+from turnlog.journal.timeline import counted
+from turnlog.kafka.port import LogError
 
 app = typer.Typer(no_args_is_help=True, help="Publish and look at agents.")
 
 ACKNOWLEDGED_S = 30.0
 
-APPLY_HELP = """Publish the agents of FILE (YAML; - reads standard input). The name is the key: a new definition replaces the old for runs
-that start from then on; runs that go on keep what they began with.
+APPLY_HELP = """Publish the agents of FILE.
+
+The name is the key: a new definition replaces the old for runs that start from then on; runs that go on keep what they began
+with. Tools that no worker has announced yet are named in a warning; they must be there when a run starts.
 
 [bold]A file[/]
 
@@ -51,16 +57,21 @@ def apply(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="YAML file, or - for standard input.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object an agent.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object an agent, with its `warnings`.")] = False,
 ) -> None:
     found = _read(file)
+    warnings: list[list[str]] = [[] for _ in found]
     if not dry_run:
-        _publish(session(context), found)
-    for agent in found:
+        here = session(context)
+        _publish(here, found)
+        warnings = _warnings(here, found)
+    for agent, doubts in zip(found, warnings, strict=True):
         if json:
-            emit(_plain(agent))
-        else:
-            say(f"agent {agent.name} {agent.version}: {'looks good' if dry_run else 'published'}")
+            emit({**_plain(agent), "warnings": doubts})
+            continue
+        say(f"agent {agent.name} {agent.version}: {'looks good' if dry_run else 'published'}")
+        for doubt in doubts:
+            warn(f"agent {agent.name}: {doubt}")
 
 
 def _read(file: str) -> list[AgentSpec]:
@@ -73,8 +84,9 @@ def _read(file: str) -> list[AgentSpec]:
     try:
         return agents_of(text)
     except BadAgent as bad:
+        told = bad.problems[0] if len(bad.problems) == 1 else "".join(f"\n    {problem}" for problem in bad.problems)
         raise CliError(
-            f"{file}: " + "\n".join(bad.problems), "turnlog agents apply --help shows a whole file"
+            f"{file}: {told}".replace(": \n", ":\n"), "turnlog agents apply --help shows a whole file"
         ) from None
 
 
@@ -94,6 +106,41 @@ def _publish(here: Session, agents: list[AgentSpec]) -> None:
         sender.close()
 
 
+def _warnings(here: Session, agents: list[AgentSpec]) -> list[list[str]]:
+    """What runs of each agent would be refused for, as things are: an agent may be published before its workers start."""
+    if not any(agent.tools for agent in agents):
+        return [[] for _ in agents]
+    try:
+        tools, rejected = _announced(here)
+    except (
+        CliError,
+        LogError,
+        CodecError,
+    ) as problem:  # they are published: that nobody could look is no reason to fail
+        note(f"whether their tools are there could not be seen: {problem}")
+        return [[] for _ in agents]
+    found = ([pattern_problem(pattern, tools, rejected) for pattern in agent.tools] for agent in agents)
+    return [[problem for problem in problems if problem is not None] for problems in found]
+
+
+def _announced(here: Session) -> tuple[dict[str, list[str]], list[str]]:
+    """Names of tools by toolset, and the keys of manifests that define nothing, as the loop sees them."""
+    tools: dict[str, list[str]] = {}
+    rejected = []
+    for key, received in here.table("tool-manifests").items():
+        name = key.decode("utf-8", "replace")
+        try:
+            manifest = here.codec.decode(received.value, ToolManifest)
+            taken = manifest_problem(name, manifest, here.topic("tool-requests.")) is None
+        except Unreadable:
+            taken = False
+        if taken:
+            tools.setdefault(manifest.toolset, []).append(manifest.tool)
+        else:
+            rejected.append(name)
+    return tools, rejected
+
+
 @app.command("list")
 def list_agents(
     context: typer.Context, json: Annotated[bool, typer.Option("--json", help="One JSON object an agent.")] = False
@@ -109,13 +156,13 @@ def list_agents(
             ("agent", "version", "model", "tools", "kind"),
             [(a.name, a.version, a.model, _some(a.tools), _kind(a)) for a in found],
         )
-    note(f"{len(found)} agents" if found else "no agents: publish one with turnlog agents apply FILE.yaml")
+    note(counted(len(found), "agent") if found else "no agents: publish one with turnlog agents apply FILE.yaml")
 
 
 @app.command()
 def show(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="AGENT")],
+    name: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent: see `turnlog agents list`.")],
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Show one agent as it is published."""
@@ -132,7 +179,7 @@ def show(
     fields(
         [
             *(
-                (field, value if value != () else "none")
+                (field, "none" if value == () else str(value).lower() if isinstance(value, bool) else value)
                 for field, value in {**shown, "tools": " ".join(agent.tools), **times}.items()
             )
         ]

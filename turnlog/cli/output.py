@@ -33,7 +33,9 @@ def reflow(text: str) -> str:
             joined[-1] += "\n" + paragraph
         else:
             joined.append(paragraph)
-    return re.sub(r"\[(?!bold\]|/\])", r"\\[", "\n\n".join(joined))
+    marked = [re.sub(r"\[(?!bold\]|/\])", r"\\[", paragraph) for paragraph in joined]
+    # Typer takes away what indents all lines after the first: a line that begins with a tag keeps the others where they are.
+    return "\n\n".join(f"[bold][/]{paragraph}" if paragraph.startswith(" ") else paragraph for paragraph in marked)
 
 
 def leave_quietly() -> NoReturn:
@@ -61,6 +63,11 @@ def say(text: str = "") -> None:
 def note(text: str) -> None:
     """A line beside the result, on standard error."""
     console(stderr=True).print(text, markup=False, style="dim")
+
+
+def warn(text: str) -> None:
+    """What may become a problem, on standard error."""
+    console(stderr=True).print(f"warning: {text}", markup=False, style="yellow")
 
 
 def emit(value: Any) -> None:

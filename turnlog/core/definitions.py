@@ -7,6 +7,9 @@ send a request anywhere but to its toolset. Each answer is a sentence for whoeve
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from itertools import islice
 from typing import Final
 
 from turnlog.core.agents import AgentSpec
@@ -23,6 +26,11 @@ BACKOFF_MS: Final = 3_600_000
 TOOL_ERRORS: Final = ("feed_back", "fail")
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Names of tools (what every model provider takes) and of toolsets (what a topic name takes)."""
+
+NAMED: Final = 10
+"""How many names a sentence lists."""
+COMPARED: Final = 1_000
+"""How many names are compared with one that is not known."""
 
 _AGENT_BOUNDS: Final = {
     "parallel_calls": (1, COUNT),
@@ -63,6 +71,33 @@ def manifest_problem(key: str, manifest: ToolManifest, requests_prefix: str) -> 
     if not _is_object(m.parameters):
         return "parameters must be the text of a JSON object, a schema"
     return _out_of_bounds(m, _TOOL_BOUNDS)
+
+
+def pattern_problem(pattern: str, tools: Mapping[str, Collection[str]], rejected: Iterable[str] = ()) -> str | None:
+    """Why `<toolset>/<tool>` or `<toolset>/*` of an agent names no tool. `tools`: names by toolset; `rejected`: keys of manifests
+    whose last definition was not taken."""
+    toolset, _, tool = pattern.partition("/")
+    known = tools.get(toolset, ())
+    if known and (tool == "*" or tool in known):
+        return None
+    refused = any(key.startswith(f"{toolset}/") if tool == "*" else key == pattern for key in rejected)
+    if known:
+        why = f"toolset {toolset!r} has {nearest(tool, known)}"
+    else:
+        others = nearest(toolset, [name for name, held in tools.items() if held])
+        why = f"is a worker of toolset {toolset!r:.200} running? Toolsets announced: {others or 'none'}"
+    if refused:
+        why = f"a definition of it was rejected, `turnlog dead-letters list` says why; {why}"
+    return f"no tool matches {pattern!r:.200}: {why}"
+
+
+def nearest(name: str, known: Collection[str], most: int = NAMED) -> str:
+    """The known names as a list for people, those that look like `name` first, no more than `most` and a count of the others."""
+    ordered = sorted(known)
+    close = get_close_matches(name[:100], list(islice(ordered, COMPARED)), most, 0.6)
+    first = [*close, *(other for other in ordered if other not in close)][:most]
+    more = f" and {len(ordered) - len(first)} more" if len(ordered) > len(first) else ""
+    return ", ".join(f"{other:.100}" for other in first) + more
 
 
 def _out_of_bounds(record: AgentSpec | ToolManifest, bounds: dict[str, tuple[int, int]]) -> str | None:
