@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from turnlog.core.agents import AgentSpec
@@ -70,22 +71,46 @@ def test_an_unknown_provider_is_a_failure_that_names_the_known() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ("acme/m", "TURNLOG_MODELS__ACME__KIND=openai and TURNLOG_MODELS__ACME__BASE_URL"),
+        ("openai/m", "TURNLOG_MODELS__OPENAI__API_KEY"),
+        ("Local/m", "in lower case: local"),
+        ("locl/m", "did you mean local?"),
+    ],
+)
+def test_an_unknown_provider_says_what_helps(model: str, remedy: str) -> None:
+    assert remedy in str(ask(Providers({"local": ScriptedProvider(echo)}), model))
+
+
+def test_a_provider_set_to_some_word_is_told_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="TURNLOG_MODELS__X is true, false or JSON"):
+        configured(monkeypatch, X="openai")
+
+
+@pytest.mark.parametrize(
     ("environment", "complaint"),
     [
         (
             {"X__KIND": "nope"},
-            "models.x (kind nope): there is no kind 'nope' of model provider (there are: openai, scripted",
+            "TURNLOG_MODELS__X__KIND: there is no kind 'nope' of model provider (there are: openai, scripted",
         ),
-        ({"X__API_KEY": "k"}, "there is no kind 'x'"),
-        ({"OPENAI__BASEURL": "http://h"}, "models.openai (kind openai): baseurl: Extra inputs are not permitted"),
+        ({"X__API_KEY": "k"}, "TURNLOG_MODELS__X: there is no kind 'x'"),
+        (
+            {"MINE__KIND": "openai", "MINE__FOO": "secret"},
+            "TURNLOG_MODELS__MINE__FOO: kind openai has no such setting (it has: API_KEY, BASE_URL, CONCURRENCY, HEADERS, KIND, ",
+        ),
         ({"OPENAI__BASE_URL": "host/v1"}, "give an http:// or https:// URL"),
-        ({"OPENAI__CONCURRENCY": "0"}, "concurrency: Input should be greater than or equal to 1"),
+        (
+            {"OPENAI__CONCURRENCY": "0"},
+            "TURNLOG_MODELS__OPENAI__CONCURRENCY: Input should be greater than or equal to 1",
+        ),
         (
             {"OPENAI__API_KEY": "sk-secret\u00e9"},
-            "api_key: Value error, has characters that cannot stand in an HTTP header",
+            "TURNLOG_MODELS__OPENAI__API_KEY: has characters that cannot stand in an HTTP header",
         ),
-        ({"OPENAI__HEADERS": '{"a": "secret\\nb: c"}'}, "headers: Value error, has characters"),
-        ({"SCRIPTED__FAIL": "2"}, "fail: Input should be less than or equal to 1"),
+        ({"OPENAI__HEADERS": '{"a": "secret\\nb: c"}'}, "TURNLOG_MODELS__OPENAI__HEADERS: has characters"),
+        ({"SCRIPTED__FAIL": "2"}, "TURNLOG_MODELS__SCRIPTED__FAIL: Input should be less than or equal to 1"),
     ],
 )
 def test_mistakes_show_at_the_start(

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from turnlog.core.events import ModelAnswer, ModelFailure
 from turnlog.core.transcript import ModelRequest
 from turnlog.models.errors import failure
 from turnlog.models.http import HttpCaller
-from turnlog.models.settings import ProviderSettings
+from turnlog.models.settings import UNKNOWN_SETTING, ProviderSettings, variable
 
 Done = Callable[[ModelAnswer | ModelFailure], None]
 
@@ -114,12 +116,22 @@ class Providers:
             self._http.close()
 
     def _unknown(self, model: str, name: str) -> ModelFailure:
+        """Names both ways out: another model, or a setting of the loop."""
+        lower = name.lower()
+        if lower in self._providers:
+            remedy = f"providers are written in lower case: {lower}"
+        elif close := get_close_matches(lower, self.names, 1):
+            remedy = f"did you mean {close[0]}?"
+        else:
+            remedy = f"to add it, start the loop with {_ADDING.get(name, _ANOTHER).format(variable(name))}"
         known = ", ".join(self.names) or "none"
         return failure(
-            "unknown_provider",
-            f"model {model!r}: no provider {name!r} is configured here (configured: {known});"
-            f" settings TURNLOG_MODELS__{name.upper()}__* add one",
+            "unknown_provider", f"model {model!r}: the loop has no provider {name!r} (configured: {known}); {remedy}"
         )
+
+
+_ADDING: Final = {"openai": "{0}__API_KEY", "scripted": "{0}=true"}
+_ANOTHER: Final = "{0}__KIND=openai and {0}__BASE_URL (a server of OpenAI's API)"
 
 
 def _made(name: str, settings: ProviderSettings, http: HttpCaller) -> Provider:
@@ -127,11 +139,17 @@ def _made(name: str, settings: ProviderSettings, http: HttpCaller) -> Provider:
     try:
         return _kind(kind)(name, _plain(settings), http)
     except ValidationError as error:
-        # Only place and message: the input may be a key.
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise BadModelSettings(f"models.{name} (kind {kind}): {problems}") from None
+        raise BadModelSettings("; ".join(_said(name, kind, each) for each in error.errors())) from None
     except ValueError as error:
-        raise BadModelSettings(f"models.{name} (kind {kind}): {error}") from None
+        raise BadModelSettings(f"{variable(name, *(['kind'] if settings.kind else []))}: {error}") from None
+
+
+def _said(name: str, kind: str, error: ErrorDetails) -> str:
+    """The variable and what is wrong with it. Never its value: that may be a key."""
+    if error["type"] == UNKNOWN_SETTING:
+        about = error["ctx"]
+        return f"{variable(name, about['name'])}: kind {kind} has no such setting (it has: {about['known']})"
+    return f"{variable(name, *map(str, error['loc']))}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _plain(settings: ProviderSettings) -> dict[str, Any]:
@@ -150,4 +168,4 @@ def _kind(kind: str) -> ProviderKind:
         loaded: ProviderKind = added[kind].load()
         return loaded
     known = ", ".join(sorted({*BUILT_IN, *added}))
-    raise ValueError(f"there is no kind {kind!r} of model provider (there are: {known}); set KIND to one of them")
+    raise ValueError(f"there is no kind {kind!r} of model provider (there are: {known}); set its __KIND to one of them")

@@ -16,7 +16,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+UNKNOWN_SETTING = "unknown_setting"
+"""Type of the error about a setting that its kind does not know; `ctx` has its `name` and the `known` ones."""
+
+
+def variable(*names: str) -> str:
+    """The environment variable of a provider, or of one of its settings."""
+    return "__".join(("TURNLOG_MODELS", *(name.upper() for name in names)))
 
 
 class ProviderSettings(BaseModel):
@@ -36,21 +45,36 @@ class KindSettings(ProviderSettings):
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_unknown(cls, given: dict[str, Any]) -> dict[str, Any]:
+        unknown = next((name for name in given if name not in cls.model_fields), None)
+        if unknown is not None:
+            known = ", ".join(sorted(name.upper() for name in cls.model_fields))
+            raise PydanticCustomError(
+                UNKNOWN_SETTING, "{name} is no setting (there are: {known})", {"name": unknown, "known": known}
+            )
+        return given
+
 
 def _providers(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    switched = {str(name).lower(): _switched(settings) for name, settings in value.items()}
+    switched = {str(name).lower(): _switched(str(name), settings) for name, settings in value.items()}
     return {name: settings for name, settings in switched.items() if settings is not None}
 
 
-def _switched(settings: Any) -> Any:
-    """`true` and its like as "with defaults", `false` as None."""
+def _switched(name: str, settings: Any) -> Any:
+    """`true` and its like as "with defaults", `false` as None. Raises ValueError for other words."""
     match str(settings).strip().lower() if isinstance(settings, str | bool | int) else settings:
         case "true" | "1" | "yes" | "on":
             return {}
         case "false" | "0" | "no" | "off" | "":
             return None
+    if isinstance(settings, str):
+        raise ValueError(
+            f"{variable(name)} is true, false or JSON; settings have a name each, as {variable(name, 'kind')}"
+        )
     return settings
 
 
