@@ -16,8 +16,9 @@ from examples.airline_retail.agents import PROVIDER
 from examples.airline_retail.recording import DOMAINS
 from examples.airline_retail.toolset import LOOK_UP_VARIABLE, WORLD_VARIABLE
 from turnlog.cli.up import create_topics
+from turnlog.local.last_words import last_words
 from turnlog.local.ports import LOOPBACK, free_ports
-from turnlog.local.process import Child, tail
+from turnlog.local.process import Child
 from turnlog.local.service import ServiceSpec
 from turnlog.local.supervisor import System
 
@@ -124,4 +125,4 @@ def _await_model(child: Child, url: str, log: Path) -> None:
         with contextlib.suppress(OSError), direct.open(url, timeout=1.0):
             return
         time.sleep(0.05)
-    raise ModelFailed(f"the recorded model did not start; {log} ends with:\n{tail(log)}")
+    raise ModelFailed(f"the recorded model did not start; {log} ends with:\n{last_words(log)}")

@@ -23,6 +23,7 @@ from turnlog.local.class_archive import class_archive
 from turnlog.local.config import log4j_properties, server_properties
 from turnlog.local.errors import AlreadyRunning, BrokerDied, BrokerSlow, DiskFull, LocalError, NoJava, PortTaken
 from turnlog.local.java import Java, find_java
+from turnlog.local.last_words import last_words, told
 from turnlog.local.ports import LOOPBACK, free_ports, is_free
 from turnlog.local.probe import probe
 from turnlog.local.process import Child, ProcessName, size_of, tail
@@ -310,7 +311,7 @@ def _await_serving(plan: _Plan, child: Child, port: int, deadline: float, seen: 
             raise BrokerSlow(
                 f"Kafka (pid {child.pid}) does not serve yet; it was stopped.",
                 f"is the machine very busy? The log is {state.log}",
-                detail=tail(state.log, since=seen[0]),
+                detail=last_words(state.log, since=seen[0]),
             )
         time.sleep(0.1)
 
@@ -330,5 +331,5 @@ def _reason(plan: _Plan, said: str, port: int, status: int | None = None) -> Loc
         return BrokerDied(f"No memory for a broker with {plan.heap_mb} MB of heap.", "free some, or ask for less heap")
     how = "" if status is None else f" with signal {-status}" if status < 0 else f" with status {status}"
     return BrokerDied(
-        f"Kafka ended{how} before it served.", f"read {plan.state.log}; data is in {root}", detail=said[-4000:]
+        f"Kafka ended{how} before it served.", f"read {plan.state.log}; data is in {root}", detail=told(said)
     )

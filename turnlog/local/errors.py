@@ -20,7 +20,7 @@ from __future__ import annotations
 class LocalError(Exception):
     """One line that says what happened, and one that says what to do about it.
 
-    `str()` gives both, as a command line prints them; `detail` (a log's tail) follows when there is any.
+    `str()` gives both, as a command line prints them; `detail` (a log's last words) follows when there is any.
     """
 
     def __init__(self, message: str, remedy: str, *, detail: str = "") -> None:
@@ -74,7 +74,7 @@ class ForeignData(LocalError):
 
 
 class BrokerDied(LocalError):
-    """The broker's process ended before it served; `detail` has its log's tail."""
+    """The broker's process ended before it served; `detail` has its log's last words."""
 
 
 class BrokerSlow(LocalError):
@@ -82,4 +82,4 @@ class BrokerSlow(LocalError):
 
 
 class ChildFailed(LocalError):
-    """A supervised service ended or did not become ready; `detail` has its log's tail."""
+    """A supervised service ended or did not become ready; `detail` has its log's last words."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turnlog.local.errors import ChildFailed
+from turnlog.local.last_words import last_words
 from turnlog.local.ports import LOOPBACK
-from turnlog.local.process import Child, size_of, tail
+from turnlog.local.process import Child, size_of
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
@@ -160,7 +161,7 @@ class Service:
         """An error that tells how it ended and what it said last."""
         status = self._child.poll() if self._child is not None else None
         how = "" if status is None else f", signal {-status}" if status < 0 else f", exit status {status}"
-        said = tail(self.log_path, since=self._log_began)
+        said = last_words(self.log_path, since=self._log_began)
         return ChildFailed(f"{self.name} {what}{how}.", f"read {self.log_path}", detail=said)
 
 

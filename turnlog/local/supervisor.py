@@ -27,7 +27,7 @@ from typing import TextIO
 
 from turnlog.local.broker import EmbeddedBroker, Progress, quiet
 from turnlog.local.errors import AlreadyRunning, BrokerDied, LocalError, SystemRunning
-from turnlog.local.process import tail
+from turnlog.local.last_words import last_words
 from turnlog.local.service import Service, ServiceSpec, child_environment
 
 BOOTSTRAP_VARIABLE = "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"
@@ -181,7 +181,7 @@ class System:
     def _tend(self) -> None:
         """Find what died unwanted; restart it or raise."""
         if self._broker_wanted and self.broker is not None and not self.broker.alive:
-            error = BrokerDied("Kafka ended.", f"read {self.broker.log_path}", detail=tail(self.broker.log_path))
+            error = BrokerDied("Kafka ended.", f"read {self.broker.log_path}", detail=last_words(self.broker.log_path))
             self._may_restart(error)
             self.broker.restart()
         for service in self.services:
@@ -289,7 +289,7 @@ def _held(state_dir: Path) -> TextIO:
         file.close()
         raise SystemRunning(
             f"A Turnlog runs already from {_shown(state_dir)} (pid {pid}).",
-            "stop it first (Ctrl-C where it runs), or use another state directory (TURNLOG_STATE_DIR or --state);"
+            "stop it first (Ctrl-C where it runs), or use another state directory (TURNLOG_STATE_DIR);"
             " to add a worker to it: turnlog worker MODULE:TOOLSET",
         ) from None
     file.truncate(0)
