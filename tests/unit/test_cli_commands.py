@@ -20,10 +20,19 @@ from turnlog.cli.main import app, run_app
 from turnlog.cli.wiring import Session
 from turnlog.codec import Codec
 from turnlog.core.events import Cancel
-from turnlog.core.records import Command, CommandOutcome, DeadLetter, Header, InputRef
+from turnlog.core.records import Command, CommandOutcome, DeadLetter, Header, InputRef, ToolManifest
 from turnlog.kafka.port import Headers, Partition
 
-TOPICS = ("commands", "run-state", "command-outcomes", "journal", "agents", "dead-letters", "tool-results")
+TOPICS = (
+    "commands",
+    "run-state",
+    "command-outcomes",
+    "journal",
+    "agents",
+    "dead-letters",
+    "tool-results",
+    "tool-manifests",
+)
 
 
 class World:
@@ -276,7 +285,7 @@ def test_verify_finds_nothing_in_good_runs_and_names_what_is_bad(world: World) -
     result = world.run("verify", "--all")
     assert (result.exit_code, result.stdout.strip()) == (
         0,
-        "nothing found in 1 runs, 5 steps, 12 events (skipped: 1 repeats)",
+        "nothing found in 1 run, 5 steps, 12 events (skipped: 1 repeat)",
     )
     world.writer.start("case-2")
     world.writer.chains["case-2"].step += 1
@@ -315,6 +324,29 @@ def test_agents_are_published_listed_and_shown(world: World, tmp_path: Path) -> 
     assert "15 m 0 s" in world.run("agents", "show", "airline").stdout
     assert world.run("agents", "list").stdout.splitlines()[1].startswith("airline")
     assert world.run("agents", "apply", "-", "--dry-run", stdin=AGENT_FILE).stdout == "agent airline 3: looks good\n"
+
+
+def test_an_agent_whose_tools_nobody_announced_is_published_with_a_warning(world: World) -> None:
+    tool = ToolManifest(
+        "airline", "book", "1", "t.tool-requests.airline", "", '{"type":"object"}', False, False, True, 1_000, 3, 200
+    )
+    world.put("tool-manifests", "airline/book", tool)
+    world.put("tool-manifests", "airline/pay", tool._replace(tool="pay", topic="t.journal"))
+    text = AGENT_FILE.replace("[airline/*]", "[airline/*, airline/boook, airlin/*, airline/pay]")
+    result = world.run("agents", "apply", "-", stdin=text)
+    assert (result.exit_code, result.stdout) == (0, "agent airline 3: published\n")
+    assert result.stderr.splitlines() == [
+        "warning: agent airline: no tool matches 'airline/boook': toolset 'airline' has book",
+        "warning: agent airline: no tool matches 'airlin/*': is a worker of toolset 'airlin' running? Toolsets announced: airline",
+        (
+            "warning: agent airline: no tool matches 'airline/pay': a definition of it was rejected, `turnlog dead-letters list`"
+            " says why; toolset 'airline' has book"
+        ),
+    ]
+    (printed,) = [json.loads(world.run("agents", "apply", "-", "--json", stdin=text).stdout)]
+    assert [warning.split("'")[1] for warning in printed["warnings"]] == ["airline/boook", "airlin/*", "airline/pay"]
+    (printed,) = [json.loads(world.run("agents", "apply", "-", "--json", stdin=AGENT_FILE).stdout)]
+    assert printed["warnings"] == []
 
 
 def letter(value: bytes, size: int | None = None) -> DeadLetter:
@@ -363,6 +395,10 @@ def test_dead_letters_are_listed_shown_and_sent_again(world: World) -> None:
         (["verify", "nobody"], Exit.UNKNOWN, "there is no run"),
         (["verify"], Exit.USAGE, "--all"),
         (["runs", "show", "a b"], Exit.USAGE, "characters outside"),
+        (["runs", "show", "good", "--journal", "--follow"], Exit.USAGE, "choose one"),
+        (["runs", "show", "good", "--all"], Exit.USAGE, "--all belongs to --journal"),
+        (["runs", "input", "good", "x", "--wait", "--timeout", "1x"], Exit.USAGE, "no length of time"),
+        (["runs", "resume", "good", "--wait", "--timeout", "0"], Exit.TIMED_OUT, "turnlog runs explain good"),
         (["run", "clerk", "--label", "x"], Exit.USAGE, "NAME=VALUE"),
         (["runs", "list", "--status", "done"], Exit.USAGE, "'done' is no status"),
         (["up", "--worker", "no.such.module:tools"], Exit.USAGE, "no module 'no.such.module'"),
@@ -404,6 +440,22 @@ def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("TURNLOG_PARTITIONS", "many")
     assert run_app(["runs", "list"]) == Exit.USAGE
     assert "TURNLOG_PARTITIONS" in capsys.readouterr().err
+    monkeypatch.setenv("TURNLOG_KAFKA", "broker:9092")
+    assert run_app(["runs", "list"]) == Exit.USAGE
+    assert "TURNLOG_KAFKA, or one that begins with TURNLOG_KAFKA__, is not the JSON" in capsys.readouterr().err
+
+
+def test_settings_are_listed_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["settings", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"TURNLOG_PARTITIONS", "TURNLOG_MODELS__<NAME>__<SETTING>"} <= {row["name"] for row in rows}
+
+
+def test_help_keeps_examples_apart_and_gives_flags_no_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["runs", "list", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n   turnlog runs list --status running" in shown
+    assert "<bool>" not in shown
 
 
 def test_every_verb_explains_itself_with_an_example() -> None:

@@ -15,7 +15,7 @@ from turnlog.client.links import Receipt
 from turnlog.client.tables import all_records
 from turnlog.codec import Unreadable
 from turnlog.core.records import DeadLetter
-from turnlog.journal.timeline import clean
+from turnlog.journal.timeline import clean, counted
 from turnlog.kafka.port import Delivered, OffsetGone, Partition
 
 app = typer.Typer(no_args_is_help=True, help="What could not be read or taken, and another try for it.")
@@ -27,7 +27,7 @@ _ID = re.compile(r"(\d+):(\d+)")
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="<partition>:<offset>, as `turnlog dead-letters list` prints it.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text; bytes as hex.")]
 
 
 class Letter(NamedTuple):
@@ -40,10 +40,12 @@ class Letter(NamedTuple):
 @app.command("list")
 def list_letters(
     context: typer.Context,
-    reason: Annotated[str | None, typer.Option("--reason", help="Only with this reason.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only from this topic (its full name).")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", metavar="WORD", help="Only with this reason.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="Only from this topic (its full name).")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 50,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object a line; bytes as hex.")] = False,
 ) -> None:
     """List dead letters, the newest last.
 
@@ -72,7 +74,7 @@ def list_letters(
                 for le in shown
             ],
         )
-    note(f"{len(shown)} of {len(wanted)} dead letters" if wanted else "no dead letters")
+    note(f"{len(shown)} of {counted(len(wanted), 'dead letter')}" if wanted else "no dead letters")
 
 
 @app.command()
@@ -116,9 +118,9 @@ def retry(
         _must_be_whole(letter)
     for letter in letters:
         note(
-            f"{letter.id}: {letter.body.size} bytes, key {_key(letter.body)}, to {letter.body.source.topic}[{letter.body.source.partition}]"
+            f"{letter.id}: {counted(letter.body.size, 'byte')}, key {_key(letter.body)}, to {letter.body.source.topic}[{letter.body.source.partition}]"
         )
-    if not yes and not typer.confirm(f"Send {len(letters)} records again?"):
+    if not yes and not typer.confirm(f"Send {counted(len(letters), 'record')} again?", err=True):
         raise typer.Exit(Exit.BAD)
     for letter, offset in _send(here, letters):
         where = f"{letter.body.source.topic}[{letter.body.source.partition}]@{offset}"

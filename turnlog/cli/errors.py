@@ -12,10 +12,12 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import NamedTuple
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from turnlog.client import BadCommand, ClientError, CommandRefused, NotAcknowledged, NotConnected, RunUnknown, TimedOut
 from turnlog.codec import CodecError, RegistryRefused, RegistryUnavailable
@@ -55,14 +57,24 @@ class Problem(NamedTuple):
     code: Exit
 
 
-EXPECTED = (CliError, ClientError, LogError, CodecError, LocalError, BadHistory, NotInJournal, ValidationError)
+EXPECTED = (
+    CliError,
+    ClientError,
+    LogError,
+    CodecError,
+    LocalError,
+    BadHistory,
+    NotInJournal,
+    ValidationError,
+    SettingsError,
+)
 
 _RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
     (BadCommand, "", Exit.USAGE),
     (RunUnknown, "list what there is: turnlog runs list", Exit.UNKNOWN),
     (NotConnected, "", Exit.UNREACHABLE),
     (NotAcknowledged, "is the cluster up? turnlog topics check", Exit.TIMED_OUT),
-    (TimedOut, "see what the run waits for: turnlog runs explain RUN", Exit.TIMED_OUT),
+    (TimedOut, "", Exit.TIMED_OUT),
     (NotInJournal, "see its steps: turnlog runs show RUN --journal", Exit.UNKNOWN),
     (
         BadHistory,
@@ -90,8 +102,20 @@ def explain(error: Exception) -> Problem:
     if isinstance(error, CliError):
         return Problem(str(error), error.remedy, error.code)
     if isinstance(error, LocalError):
-        detail = f"\n{error.detail}" if error.detail else ""
-        return Problem(error.message + detail, error.remedy, Exit.UNREACHABLE)
+        said = "".join(f"\n    {line}" for line in error.detail.splitlines())
+        return Problem(error.message + (f"\n  its last words:{said}" if said else ""), error.remedy, Exit.UNREACHABLE)
+    if isinstance(error, SettingsError):
+        found = re.search(r'field "(\w+)"', str(error))
+        name = f"TURNLOG_{found[1].upper()}" if found else "TURNLOG_..."
+        return Problem(
+            f"setting {name}, or one that begins with {name}__, is not the JSON it must be",
+            "turnlog settings lists every setting",
+            Exit.USAGE,
+        )
+    if isinstance(error, Refused) and "_INVALID_ARG" in str(
+        error
+    ):  # librdkafka does not know the property, or its value
+        return Problem(str(error), "properties are set by TURNLOG_KAFKA__<PROPERTY>, with _ for each dot", Exit.USAGE)
     if isinstance(error, ValidationError):
         return Problem(_settings(error), "turnlog settings lists every setting", Exit.USAGE)
     if isinstance(error, CommandRefused):

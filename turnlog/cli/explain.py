@@ -193,7 +193,7 @@ def lag_of(admin: Admin, group: str, toolset: str, topic: str) -> GroupLag:
 
 
 def _print(found: Explanation, now: int) -> None:
-    status = f"{found.status} ({found.reason})" if found.reason else found.status
+    status = f"{found.status} ({found.reason})" if found.reason not in ("", found.status) else found.status
     fields([("run", found.run_id), ("status", status), ("error", found.error), ("step", found.step)])
     if found.broken:
         say(f"its chain is broken, it can never go on: {found.broken}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from inspect import getdoc
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from turnlog import __version__
 from turnlog.cli import agents, dead_letters, replay, run, runs, topics, up, worker
 from turnlog.cli.errors import EXPECTED, Exit, explain
-from turnlog.cli.output import console, reflow, say
+from turnlog.cli.output import console, emit, reflow, say
 from turnlog.cli.wiring import Session
 
 HELP = """Turnlog runs AI agents on Kafka: every fact about a run is one event in a topic.
@@ -51,26 +52,58 @@ app.add_typer(dead_letters.app, name="dead-letters")
 
 
 @app.command("settings")
-def settings() -> None:
-    """List the settings that services, workers and commands share, and those of workers; the loop lists its own."""
+def settings(json: Annotated[bool, typer.Option("--json", help="One JSON object a setting.")] = False) -> None:
+    """List the settings that services, workers and commands share, and those of workers.
+
+    They are environment variables. The loop has more, and lists them all: python -m services.loop --help.
+    """
     from turnlog.models.settings import MODELS_HELP
-    from turnlog.settings import settings_table
+    from turnlog.settings import SettingRow, settings_rows, settings_table
     from turnlog.tools.settings import WorkerSettings
 
+    models = SettingRow("TURNLOG_MODELS__<NAME>__<SETTING>", "", f"{MODELS_HELP} Read by the loop.")
+    if json:
+        for row in (*settings_rows(WorkerSettings), models):
+            emit(row._asdict())
+        return
     say(settings_table(WorkerSettings))
-    say(f"  TURNLOG_MODELS__<NAME>__<SETTING>  (read by the loop)\n      {MODELS_HELP}")
+    say(f"  {models.name}\n      {models.description}")
     say("What else the loop reads: python -m services.loop --help")
 
 
-def _reflow_all(group: typer.Typer) -> None:
+class _Command(TyperCommand):
+    """A flag takes no value, so that its help shows none (typer says <bool>)."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_value(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same for what holds commands."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_value(super().get_params(ctx))
+
+
+def _flags_without_value(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def _dress(group: typer.Typer) -> None:
+    """Our looks for the help of everything below."""
+    group.info.cls = _Group
     for command in group.registered_commands:
+        command.cls = _Command
         command.help = reflow(command.help or getdoc(command.callback) or "")
     for info in group.registered_groups:
         if info.typer_instance is not None:
-            _reflow_all(info.typer_instance)
+            _dress(info.typer_instance)
 
 
-_reflow_all(app)
+_dress(app)
 
 
 def _version(wanted: bool) -> None:
@@ -86,7 +119,9 @@ def root(
         str | None,
         typer.Option("--bootstrap", "-b", metavar="HOST:PORT", help="Kafka's address, instead of the setting."),
     ] = None,
-    prefix: Annotated[str | None, typer.Option("--prefix", help="Topic prefix, instead of the setting.")] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="PREFIX", help="Topic prefix, instead of the setting.")
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show log lines, the Kafka client's among them.")
     ] = False,

@@ -22,13 +22,13 @@ from turnlog.core.transcript import AssistantMessage, ToolMessage, UserMessage
 from turnlog.journal.history import records_of, state_at
 from turnlog.journal.reading import Progress as Tell
 from turnlog.journal.reading import no_progress
-from turnlog.journal.timeline import clean
+from turnlog.journal.timeline import clean, counted
 from turnlog.journal.verification import Counts, Finding, PartitionCheck, describe
 
 
 def replay(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id: see `turnlog runs list`.")],
     step: Annotated[
         int | None, typer.Option("--step", "-s", min=0, help="The state after this step (default: after the last).")
     ] = None,
@@ -79,7 +79,7 @@ def _show(state: RunState, step: int) -> None:
             ("answer", state.answer),
             ("error", state.error),
             ("request", state.request_digest[:16]),
-            ("transcript", f"{len(state.transcript)} messages, digest {state.digest[:16]}"),
+            ("transcript", f"{counted(len(state.transcript), 'message')}, digest {state.digest[:16]}"),
         ]
     )
     for call in state.calls:
@@ -189,15 +189,15 @@ def _print_finding(finding: Finding, json: bool) -> None:
 
 
 def _verdict(findings: list[Finding], counts: Counts) -> str:
-    seen = f"{counts.runs} runs, {counts.steps} steps, {counts.events} events"
+    seen = f"{counted(counts.runs, 'run')}, {counted(counts.steps, 'step')}, {counted(counts.events, 'event')}"
     beside = [
-        f"{n} {what}"
-        for n, what in (
-            (counts.repeats, "repeats"),
-            (counts.void, "void records"),
-            (counts.earlier, "records of trimmed runs"),
+        f"{counted(n, what)}{more}"
+        for n, what, more in (
+            (counts.repeats, "repeat", ""),
+            (counts.void, "void record", ""),
+            (counts.earlier, "record", " of trimmed runs"),
         )
         if n
     ]
     skipped = f" (skipped: {', '.join(beside)})" if beside else ""
-    return f"{f'{len(findings)} findings' if findings else 'nothing found'} in {seen}{skipped}"
+    return f"{counted(len(findings), 'finding') if findings else 'nothing found'} in {seen}{skipped}"

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from turnlog.cli.errors import Exit
+from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import console, emit, fields, note, plain, say, span, when
 from turnlog.cli.parsing import labels, seconds_option, text_argument
 from turnlog.cli.wiring import session
-from turnlog.client import Client, RecordedEvent, idle
+from turnlog.client import Client, RecordedEvent, TimedOut, idle
 from turnlog.client.client import JournalMark
 from turnlog.core.events import Event
 from turnlog.core.ids import place
@@ -45,16 +45,19 @@ def run(
     context: typer.Context,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent: see `turnlog agents list`.")],
     input: Annotated[  # noqa: A002
-        str | None, typer.Option("--input", "-i", help="First words of the user; - reads standard input.")
+        str | None,
+        typer.Option("--input", "-i", metavar="TEXT", help="First words of the user; - reads standard input."),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option("--run-id", help="Your own id: 1 to 128 of A-Z a-z 0-9 . _ - (default: random).")
+        str | None,
+        typer.Option("--run-id", metavar="RUN", help="Your own id: 1 to 128 of A-Z a-z 0-9 . _ - (default: random)."),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", help="NAME=VALUE, for filters; may be repeated.")
+        list[str] | None, typer.Option("--label", "-l", metavar="NAME=VALUE", help="For filters; may be repeated.")
     ] = None,
     agent_version: Annotated[
-        str | None, typer.Option("--agent-version", help="Version of the agent (default: the newest).")
+        str | None,
+        typer.Option("--agent-version", metavar="VERSION", help="Version of the agent (default: the newest)."),
     ] = None,
     turn_limit: Annotated[
         int | None, typer.Option("--turn-limit", min=0, help="Stop cleanly after so many turns; 0: no limit.")
@@ -62,7 +65,9 @@ def run(
     tool_call_budget: Annotated[
         int | None, typer.Option("--tool-call-budget", min=0, help="Fail beyond so many tool calls; 0: none.")
     ] = None,
-    deadline: Annotated[str | None, typer.Option("--deadline", help="Fail after this time: 90s, 15m, 2h.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="Fail after this time: 90s, 15m, 2h.")
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show events until it is over or waits for input.")
     ] = False,
@@ -70,7 +75,7 @@ def run(
         bool, typer.Option("--wait", "-w", help="Wait like --follow, but print only how it ended.")
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", help="How long to follow or wait (default: for ever).")
+        str | None, typer.Option("--timeout", metavar="TIME", help="How long to follow or wait (default: for ever).")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object; with --follow one a line.")] = False,
 ) -> None:
@@ -91,11 +96,24 @@ def run(
     if not follow and not wait:
         emit(plain(outcome)) if json else say(name)
         return
-    if follow:
-        if not json:
-            say(f"run {name}")
-        show_events(client, name, mark, timeout_s, json)
-    finish(handle.wait(timeout_s, idle, after_step=outcome.step or 0), json)
+    with pointing_at(name):
+        if follow:
+            if not json:
+                say(f"run {name}")
+            show_events(client, name, mark, timeout_s, json)
+            if not json:
+                say()
+        finish(handle.wait(timeout_s, idle, after_step=outcome.step or 0), json)
+
+
+@contextmanager
+def pointing_at(run_id: str) -> Iterator[None]:
+    """Within the block, time that is over is told with the command that says what the run waits for."""
+    try:
+        yield
+    except TimedOut as late:
+        remedy = f"it goes on; see what it waits for: turnlog runs explain {run_id}"
+        raise CliError(str(late), remedy, Exit.TIMED_OUT) from None
 
 
 def show_events(client: Client, run_id: str, since: JournalMark | None, timeout_s: float | None, json: bool) -> None:
@@ -163,14 +181,13 @@ def show_summary(summary: RunSummary) -> None:
     """A summary for people."""
     took = (summary.ended_at or summary.updated_at) - summary.started_at
     used = summary.usage
-    say()
     fields(
         [
             ("run", summary.run_id),
             ("agent", f"{summary.agent} {summary.agent_version}"),
             ("labels", " ".join(f"{name}={value}" for name, value in summary.labels)),
             ("status", summary.status),
-            ("reason", summary.reason),
+            ("reason", summary.reason if summary.reason != summary.status else ""),
             ("waits for", summary.waits_for),
             ("answer", summary.answer),
             ("error", summary.error),

@@ -13,15 +13,15 @@ from turnlog.cli.errors import CliError
 from turnlog.cli.output import clock, emit, from_now, note, plain, say, table, when
 from turnlog.cli.parsing import labels as parse_labels
 from turnlog.cli.parsing import run_id as parse_run_id
-from turnlog.cli.parsing import text_argument
-from turnlog.cli.run import OUTCOME_TIMEOUT_S, finish, plain_summary, show_events, show_summary
+from turnlog.cli.parsing import seconds_option, text_argument
+from turnlog.cli.run import OUTCOME_TIMEOUT_S, finish, plain_summary, pointing_at, show_events, show_summary
 from turnlog.cli.wiring import Session, session
 from turnlog.client import Client, RunUnknown, idle
 from turnlog.core.ids import place
 from turnlog.core.records import CommandOutcome, RunSummary
 from turnlog.journal.entries import Entry
 from turnlog.journal.reading import Owner, owners
-from turnlog.journal.timeline import short_key, words
+from turnlog.journal.timeline import counted, short_key, words
 
 app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them.")
 
@@ -29,6 +29,9 @@ STATUSES = ("running", "waiting", "stopped", "succeeded", "failed", "cancelled")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: see `turnlog runs list`.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+TimeoutOption = Annotated[
+    str | None, typer.Option("--timeout", metavar="TIME", help="How long to wait: 90s, 15m (default: for ever).")
+]
 
 
 @app.command("list")
@@ -36,11 +39,12 @@ def list_runs(
     context: typer.Context,
     status: Annotated[
         list[str] | None,
-        typer.Option("--status", "-s", help=f"Only these: {', '.join(STATUSES)}. May be repeated."),
+        typer.Option("--status", "-s", metavar="STATUS", help=f"Only these: {', '.join(STATUSES)}. May be repeated."),
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="Only runs of this agent.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only runs of this agent.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option("--label", "-l", help="Only runs with NAME=VALUE; may be repeated.")
+        list[str] | None,
+        typer.Option("--label", "-l", metavar="NAME=VALUE", help="Only runs with this; may be repeated."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest first.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -64,12 +68,16 @@ def list_runs(
         return
     now = _now()
     rows = [
-        (s.run_id, s.agent, s.status, s.waits_for or s.reason, s.turn + 1, s.tool_calls, from_now(s.updated_at, now))
+        (s.run_id, s.agent, s.status, _why(s), s.turn + 1, s.tool_calls, from_now(s.updated_at, now))
         for s in found[:limit]
     ]
     if rows:
         table(("run", "agent", "status", "why", "turns", "calls", "changed"), rows)
-    note(f"{len(rows)} of {len(found)} runs" if found else "no runs")
+    note(f"{len(rows)} of {counted(len(found), 'run')}" if found else "no runs")
+
+
+def _why(summary: RunSummary) -> str:
+    return summary.waits_for or (summary.reason if summary.reason != summary.status else "")
 
 
 def _matches(summary: RunSummary, status: list[str] | None, agent: str | None, wanted: dict[str, str]) -> bool:
@@ -104,6 +112,10 @@ def show(
       turnlog runs show case-4711 --journal --json | jq 'select(.kind=="call_settled")'
     """
     name = parse_run_id(run)
+    if journal and follow:
+        raise CliError("--journal and --follow are two ways to look: choose one")
+    if all_records and not journal:
+        raise CliError("--all belongs to --journal", f"turnlog runs show {name} --journal --all")
     here = session(context)
     if journal:
         _show_journal(here, name, all_records, json)
@@ -111,7 +123,10 @@ def show(
     summary = here.client.get(name)
     if follow:
         show_events(here.client, name, None, None, json)
-        finish(here.client.wait(name, 30.0, idle), json)
+        if not json:
+            say()
+        with pointing_at(name):
+            finish(here.client.wait(name, 30.0, idle), json)
     elif json:
         emit(plain_summary(summary))
     else:
@@ -129,7 +144,7 @@ def _show_journal(here: Session, run_id: str, all_records: bool, json: bool) -> 
                 emit(item)
         return
     opened = {owner.token: owner for owner in owners(entries)}
-    say(f"run {run_id}, journal partition {here.journal.partition_of(run_id).index}, {len(own)} records")
+    say(f"run {run_id}, journal partition {here.journal.partition_of(run_id).index}, {counted(len(own), 'record')}")
     rows = []
     last_fence = b""
     for entry in own:
@@ -198,9 +213,10 @@ def send_input(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What the user says; - reads standard input.")],
     final: Annotated[bool, typer.Option("--final", help="And with that the run is over.")] = False,
     command_id: Annotated[
-        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+        str | None, typer.Option("--command-id", metavar="ID", help="Your own id: the same again is the same command.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the answer.")] = False,
+    timeout: TimeoutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say something to a run. While it works, the words wait for the next turn.
@@ -211,18 +227,21 @@ def send_input(
 
       turnlog runs input case-4711 "Thank you" --final
     """
+    timeout_s = seconds_option("--timeout", timeout)
     client = session(context).client
     said = client.input(parse_run_id(run), text_argument(text) or "", final, command_id=command_id)
-    _settled(client, run, said, wait, json)
+    _settled(client, run, said, json, wait, timeout_s)
 
 
 @app.command()
 def cancel(
     context: typer.Context,
     run: RunArgument,
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why, for people; it is recorded.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="Why, for people; it is recorded.")
+    ] = "",
     command_id: Annotated[
-        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+        str | None, typer.Option("--command-id", metavar="ID", help="Your own id: the same again is the same command.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -233,7 +252,7 @@ def cancel(
       turnlog runs cancel case-4711 --reason "customer hung up"
     """
     client = session(context).client
-    _settled(client, run, client.cancel(parse_run_id(run), reason, command_id=command_id), False, json)
+    _settled(client, run, client.cancel(parse_run_id(run), reason, command_id=command_id), json)
 
 
 @app.command()
@@ -244,9 +263,10 @@ def resume(
         int, typer.Option("--turns", "-t", min=0, help="How many turns more; 0: its own limit again.")
     ] = 0,
     command_id: Annotated[
-        str | None, typer.Option("--command-id", help="Your own id: the same again is the same command.")
+        str | None, typer.Option("--command-id", metavar="ID", help="Your own id: the same again is the same command.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until it is over or waits for input.")] = False,
+    timeout: TimeoutOption = None,
     json: JsonOption = False,
 ) -> None:
     """Let a stopped run go on.
@@ -255,15 +275,19 @@ def resume(
 
       turnlog runs resume case-4711 --turns 10 --wait
     """
+    timeout_s = seconds_option("--timeout", timeout)
     client = session(context).client
-    _settled(client, run, client.resume(parse_run_id(run), turns, command_id=command_id), wait, json)
+    _settled(client, run, client.resume(parse_run_id(run), turns, command_id=command_id), json, wait, timeout_s)
 
 
-def _settled(client: Client, run: str, command_id: str, wait: bool, json: bool) -> None:
+def _settled(
+    client: Client, run: str, command_id: str, json: bool, wait: bool = False, timeout_s: float | None = None
+) -> None:
     """Print what became of the command, or with `wait` how the run stands after it."""
     outcome: CommandOutcome = client.outcome(command_id, OUTCOME_TIMEOUT_S)
     if wait:
-        return finish(client.wait(run, None, idle, after_step=outcome.step or 0), json)
+        with pointing_at(run):
+            return finish(client.wait(run, timeout_s, idle, after_step=outcome.step or 0), json)
     if json:
         return emit(plain(outcome))
     say(

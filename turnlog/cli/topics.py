@@ -10,6 +10,7 @@ import typer
 from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import emit, note, plain, say, table
 from turnlog.cli.wiring import Session, session
+from turnlog.journal.timeline import counted
 from turnlog.kafka import adopt as adopting
 from turnlog.kafka.opening import Places
 from turnlog.kafka.topic_acls import acl_commands
@@ -21,7 +22,10 @@ app = typer.Typer(no_args_is_help=True, help="Create, check and adopt the instal
 ToolsetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--toolset", "-t", help="Also the topics of this toolset; may be repeated. Workers create theirs themselves."
+        "--toolset",
+        "-t",
+        metavar="TOOLSET",
+        help="Also the topics of this toolset; may be repeated. Workers create theirs themselves.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
@@ -48,7 +52,7 @@ def create(context: typer.Context, toolset: ToolsetOption = None, json: JsonOpti
         return emit({"created": made})
     for name in made:
         say(name)
-    note(f"{len(made)} topics created" if made else "all topics were there")
+    note(f"{counted(len(made), 'topic')} created" if made else "all topics were there")
     return None
 
 
@@ -68,7 +72,11 @@ def check(context: typer.Context, toolset: ToolsetOption = None, json: JsonOptio
         emit(plain(difference)) if json else say(str(difference))
     errors = sum(difference.severity == "error" for difference in found)
     if not json:
-        note(f"{errors} errors, {len(found) - errors} warnings" if found else "everything is as it must be")
+        note(
+            f"{counted(errors, 'error')}, {counted(len(found) - errors, 'warning')}"
+            if found
+            else "everything is as it must be"
+        )
     if errors:
         raise typer.Exit(Exit.BAD)
 
@@ -77,10 +85,11 @@ def check(context: typer.Context, toolset: ToolsetOption = None, json: JsonOptio
 def acls(
     context: typer.Context,
     role: Annotated[
-        list[str] | None, typer.Option("--role", "-r", help="ROLE=PRINCIPAL; roles: upstream, loop, operator, auditor.")
+        list[str] | None,
+        typer.Option("--role", "-r", metavar="ROLE=PRINCIPAL", help="Roles: upstream, loop, operator, auditor."),
     ] = None,
     worker: Annotated[
-        list[str] | None, typer.Option("--worker", "-w", help="TOOLSET=PRINCIPAL, one per tool team.")
+        list[str] | None, typer.Option("--worker", "-w", metavar="TOOLSET=PRINCIPAL", help="One per tool team.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -150,7 +159,7 @@ def adopt(
         rows = [(f"{c.partition.topic}[{c.partition.index}]", c.before, c.after, c.why) for c in planned.changes]
         table(("partition", "position", "becomes", "why"), rows)
         say(f"input epoch {planned.epoch} for group {planned.group}; the journal is read from {dict(planned.floors)}")
-    if not yes and not typer.confirm("Set these positions?"):
+    if not yes and not typer.confirm("Set these positions?", err=True):
         raise typer.Exit(Exit.BAD)
     adopting.apply(here.admin, planned)
     changes = [{**plain(c.partition), "before": c.before, "after": c.after, "why": c.why} for c in planned.changes]

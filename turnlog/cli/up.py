@@ -17,7 +17,7 @@ from turnlog.cli.worker import check_target
 HELP = """Run everything on this machine: Kafka, the loop, and the workers you name, until Ctrl-C.
 
 Without TURNLOG_KAFKA__BOOTSTRAP_SERVERS a real single-node Kafka is started (fetched and verified once); its data and all
-logs stay in the state directory, so runs survive a restart. Other commands find it by themselves from the same folder.
+logs stay in the state directory (TURNLOG_STATE_DIR, else .turnlog), so runs survive a restart. Other commands find it by themselves from the same folder.
 
 [bold]Examples[/]
 

@@ -152,7 +152,7 @@ def knock(bootstrap: str) -> None:
         try:
             socket.create_connection((host, int(port)), CONNECT_S).close()
         except ValueError:
-            problems.append(f"{address!r} is no host:port")
+            problems.append(f"{address} (that is no HOST:PORT)")
         except OSError as problem:
             problems.append(f"{address} ({problem.strerror or problem})")
         else:
