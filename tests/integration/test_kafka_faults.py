@@ -16,7 +16,7 @@ import pytest
 from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import Delivered, NewTopic, Partition, Position, Producer, Retryable, TooLarge
 from turnlog.local.broker import EmbeddedBroker
-from turnlog.testing.proxy import PRODUCE, Action, KafkaProxy
+from turnlog.testing.proxy import METADATA, PRODUCE, Action, KafkaProxy
 
 PATIENCE_S = 30.0
 
@@ -270,6 +270,18 @@ def test_close_does_not_wait_for_a_broker_that_is_gone(faulty: Faulty) -> None:
         assert appender.reports[b"never known"].error is not None
     finally:
         faulty.broker.resume()
+
+
+def test_an_admin_that_forgot_every_broker_is_made_anew(faulty: Faulty) -> None:
+    """librdkafka 5301: metadata without brokers blinds a client for good, so asking it again would not help."""
+    admin = faulty.cluster.admin()
+    assert admin.topics(["x"], timeout_s=PATIENCE_S) == {}
+    fenced = faulty.proxy.on(METADATA, Action.NO_BROKERS)
+    admin.topics(["x"])  # the answer that names no broker
+    with pytest.raises(Retryable, match="does not answer"):
+        admin.topics(["x"], timeout_s=1.0)
+    fenced.release()
+    assert admin.topics(["x"], timeout_s=PATIENCE_S) == {}
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.simulation.loop_process import GROUP, TOPICS, LoopProcess
@@ -9,8 +11,8 @@ from tests.simulation.loop_stage import COMMANDS, JOURNAL, Stage, answers, one_c
 from turnlog.core.events import ModelAnswer, ModelFailure
 from turnlog.core.transcript import ModelRequest
 from turnlog.kafka.fenced import Pointer
-from turnlog.kafka.opening import look, restore
-from turnlog.kafka.port import Partition, Retryable
+from turnlog.kafka.opening import LOOK_S, look, restore
+from turnlog.kafka.port import Partition, Retryable, TopicInfo
 
 EFFECTS = (TOPICS.run_state, TOPICS.ledger, TOPICS.outcomes, TOPICS.dead_letters, "tool-requests.work")
 
@@ -181,6 +183,24 @@ def test_j08_a_blob_store_that_is_full_costs_the_snapshot_and_not_the_run() -> N
 
 
 # ---------------------------------------------------------------- J9
+
+
+def test_j09_a_look_that_nobody_answers_is_soon_given_up_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage()
+    process = stage.start()
+    admin = process.shell.clients.admin
+    answer, asked = admin.topics, list[float]()
+
+    def topics(names: Sequence[str], *, timeout_s: float) -> dict[str, TopicInfo]:
+        asked.append(timeout_s)
+        if len(asked) == 1:
+            raise Retryable("the cluster at nowhere:1 does not answer", "_TIMED_OUT")
+        return answer(names)
+
+    monkeypatch.setattr(admin, "topics", topics)
+    stage.until(process, lambda: "nowhere:1" in (process.service.unready or ""))
+    stage.until(process, lambda: stage.stage_of(process) == "live")
+    assert asked == [LOOK_S] * 2
 
 
 def test_j09_every_commit_carries_the_pointer() -> None:

@@ -24,6 +24,7 @@ from turnlog.client import (
     ended,
     idle,
 )
+from turnlog.client.client import CONTACT_S
 from turnlog.client.connect import BOOTSTRAP_VARIABLE, embedded
 from turnlog.codec import Codec
 from turnlog.core.agents import Usage
@@ -313,13 +314,17 @@ def test_a_cluster_that_does_not_answer_is_one_that_is_not_connected(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Silent:
-        def topics(self, names: object = None) -> object:
-            raise Retryable("describe t.commands: timed out", "_TIMED_OUT")
+        def topics(self, names: object = None, *, timeout_s: float) -> object:
+            assert timeout_s == CONTACT_S
+            raise Retryable("the cluster at nowhere:1 does not answer", "_TIMED_OUT")
 
         def close(self) -> None: ...
 
     monkeypatch.setattr(loop.cluster, "admin", Silent)
-    with Client(loop.cluster, loop.codec, "t.") as client, pytest.raises(NotConnected, match="does not answer"):
+    with (
+        Client(loop.cluster, loop.codec, "t.") as client,
+        pytest.raises(NotConnected, match="nowhere:1 does not answer"),
+    ):
         client.submit("clerk", run_id="r1")
 
 

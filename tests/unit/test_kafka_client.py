@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
 from turnlog.kafka.client import ALIASES, MEMBER_FIXED, PRODUCER_FIXED, READING_FIXED, KafkaCluster
-from turnlog.kafka.port import Partition, Refused
+from turnlog.kafka.port import Partition, Refused, Retryable
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1"}
 
@@ -52,3 +53,11 @@ def test_recommended_properties_can_be_changed() -> None:
     config = KafkaCluster({**NOWHERE, "session.timeout.ms": "6000", "linger.ms": "7"})
     consumer = config._config({"session.timeout.ms": 10_000}, {}, frozenset(), "c")
     assert consumer["session.timeout.ms"] == "6000"
+
+
+def test_a_cluster_that_does_not_answer_is_named_within_the_time_given() -> None:
+    began = time.monotonic()
+    for names in (["t"], None):
+        with pytest.raises(Retryable, match=r"^the cluster at 127\.0\.0\.1:1 does not answer$"):
+            KafkaCluster(NOWHERE).admin().topics(names, timeout_s=0.3)
+    assert time.monotonic() - began < 5

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 COMMANDS, RUN_STATE, OUTCOMES, JOURNAL = "commands", "run-state", "command-outcomes", "journal"
 SEND_TIMEOUT_S = 30.0
+CONTACT_S = 5.0
+"""How long the first question to the cluster may stay without an answer, before it counts as not connected."""
 
 
 class ClientCodec(Protocol):
@@ -63,7 +65,8 @@ class Client:
     """Starts, steers and watches runs. Thread-safe; close it, or use it in a `with` block.
 
     Ordering: commands of one client to one run arrive in the order of the calls that returned. A call that raises `TimedOut`
-    promises nothing either way. Two threads are started with the first command or wait; nothing is connected before.
+    promises nothing either way. Two threads are started with the first command or wait; nothing is connected before. A cluster that
+    does not answer the first question within 5 s is NotConnected, whatever the call's own timeout; the message names its address.
     """
 
     def __init__(
@@ -363,9 +366,9 @@ class Client:
             name = self._prefix + topic
             admin = self._cluster.admin()
             try:
-                info = admin.topics([name]).get(name)
+                info = admin.topics([name], timeout_s=CONTACT_S).get(name)
             except Retryable as problem:
-                raise NotConnected(f"the cluster does not answer: {problem}") from problem
+                raise NotConnected(str(problem)) from problem
             finally:
                 admin.close()
             if info is None:

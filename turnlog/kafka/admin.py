@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -25,8 +28,17 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 from confluent_kafka.admin import NewTopic as LibraryNewTopic  # type: ignore[attr-defined]
 
 from turnlog.kafka.consumer import first_error, position_of
-from turnlog.kafka.errors import translated
-from turnlog.kafka.port import LogError, NewTopic, Partition, Position, Retryable, TopicInfo, UnknownTopic
+from turnlog.kafka.errors import translate, translated
+from turnlog.kafka.port import (
+    LogError,
+    NewTopic,
+    NotAuthorised,
+    Partition,
+    Position,
+    Retryable,
+    TopicInfo,
+    UnknownTopic,
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -38,50 +50,86 @@ _LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 #: One request's time where the port gives none.
 REQUEST_S = 30.0
 _AGAIN_S = 0.2
+_SILENCE = frozenset({"_TIMED_OUT", "_TRANSPORT", "_RESOLVE", "_ALL_BROKERS_DOWN"})
+"""How the library says that nobody answered: not there, a name unknown, or refused at the door."""
 
 
 class KafkaAdmin:
     """See `port.Admin`. May be shared by threads."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
+        self._address = config["bootstrap.servers"]
+        # Not a method of this object: in a cycle the client would outlive it until the next collection.
+        turned_away: deque[LogError] = deque(maxlen=1)
+
+        def note(error: KafkaError) -> None:
+            problem = translate(error, "connect")
+            if isinstance(problem, NotAuthorised):
+                turned_away.append(problem)
+
+        self._turned_away = turned_away
+        self._config = {**config, "error_cb": note}
+        self._client = self._before = self._made()
+
+    def _made(self) -> AdminClient:
         try:
-            self._client = AdminClient(dict(config))
+            return AdminClient(dict(self._config))
         except KafkaException as error:
             raise translated(error, "admin client") from error
 
     # --- topics
 
-    def topics(self, names: Sequence[str] | None = None, *, with_config: bool = False) -> dict[str, TopicInfo]:
-        wanted = list(self._names()) if names is None else list(names)
-        found = self._described(wanted)
-        configs = self._configs(list(found)) if with_config and found else {}
+    def topics(
+        self, names: Sequence[str] | None = None, *, with_config: bool = False, timeout_s: float = REQUEST_S
+    ) -> dict[str, TopicInfo]:
+        asked = self._client
+        try:
+            wanted = list(self._names(timeout_s)) if names is None else list(names)
+            found = self._described(wanted, timeout_s)
+            configs = self._configs(list(found), timeout_s) if with_config and found else {}
+        except LogError as error:
+            if error.code in _SILENCE:
+                raise self._silence(error, asked) from error
+            raise
         return {name: _info(name, topic, configs.get(name, {})) for name, topic in found.items()}
 
-    def _names(self) -> Iterable[str]:
+    def _silence(self, error: LogError, asked: AdminClient) -> LogError:
+        """What it means that nobody answered: the library tells only its callback that the cluster turns us away, and asks again and again.
+
+        The next question goes out on a new client, for this one may know no broker any more (see `broker_watch`). It lives until the next
+        silence, for other threads' futures."""
+        asked.poll(0)
+        with contextlib.suppress(IndexError):
+            return self._turned_away.pop()
+        if self._client is asked:  # no other thread has found out before
+            self._before, self._client = asked, self._made()
+        return Retryable(f"the cluster at {self._address} does not answer", error.code)
+
+    def _names(self, timeout_s: float) -> Iterable[str]:
         try:
-            return self._client.list_topics(timeout=REQUEST_S).topics
+            return self._client.list_topics(timeout=timeout_s).topics
         except KafkaException as error:
             raise translated(error, "list topics") from error
 
-    def _described(self, names: Sequence[str]) -> dict[str, TopicDescription]:
+    def _described(self, names: Sequence[str], timeout_s: float) -> dict[str, TopicDescription]:
         if not names:
             return {}
-        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=REQUEST_S)
+        futures = self._client.describe_topics(TopicCollection(list(names)), request_timeout=timeout_s)
         found = {}
         for name, future in futures.items():
             try:
-                found[name] = _result(future, f"describe {name}")
+                found[name] = _result(future, f"describe {name}", timeout_s)
             except UnknownTopic:
                 continue
         return found
 
-    def _configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    def _configs(self, names: Sequence[str], timeout_s: float) -> dict[str, dict[str, str]]:
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-        futures = self._client.describe_configs(resources, request_timeout=REQUEST_S)
+        futures = self._client.describe_configs(resources, request_timeout=timeout_s)
         return {
             resource.name: {
                 key: entry.value
-                for key, entry in _result(future, f"configuration of {resource.name}").items()
+                for key, entry in _result(future, f"configuration of {resource.name}", timeout_s).items()
                 if entry.value is not None
             }
             for resource, future in futures.items()

@@ -41,6 +41,8 @@ read a second time."""
 CONFIRM_S = 60.0
 """The deadline of a confirmation: longer than a rebalance may take."""
 CONFIRM_PAUSE_S = 0.1
+LOOK_S = 5.0
+"""How long the look's question for topic ids may stay without an answer, as after a broker's stall: the next attempt asks again."""
 
 
 class LogCut(Exception):
@@ -145,7 +147,7 @@ def look(clients: Clients, places: Places, index: int, read_fence: ReadFence, le
 
 
 def _topic_ids(admin: Admin, places: Places) -> tuple[tuple[str, str], ...]:
-    found = admin.topics(list(places.all))
+    found = admin.topics(list(places.all), timeout_s=LOOK_S)
     missing = [topic for topic in places.all if topic not in found]
     if missing:
         raise UnknownTopic(f"topics do not exist: {', '.join(missing)}; create them with `turnlog topics create`")

@@ -253,8 +253,11 @@ class NewTopic(NamedTuple):
 class Admin(Protocol):
     """Administration. Owns its client for its whole life (an AdminClient must outlive its futures)."""
 
-    def topics(self, names: Sequence[str] | None = None, *, with_config: bool = False) -> dict[str, TopicInfo]:
-        """Existing topics by name; absent names are absent from the answer."""
+    def topics(
+        self, names: Sequence[str] | None = None, *, with_config: bool = False, timeout_s: float = 30.0
+    ) -> dict[str, TopicInfo]:
+        """Existing topics by name; absent names are absent from the answer. Raises Retryable that names the cluster's address where
+        nobody answers within `timeout_s`, NotAuthorised where the cluster does not let us in."""
 
     def create_topics(self, topics: Sequence[NewTopic], *, timeout_s: float = 30.0) -> dict[str, LogError | None]:
         """Per topic None or why not; an existing topic is Refused with code TOPIC_ALREADY_EXISTS."""

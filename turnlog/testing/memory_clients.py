@@ -299,7 +299,10 @@ class MemoryAdmin:
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
 
-    def topics(self, names: Sequence[str] | None = None, *, with_config: bool = False) -> dict[str, TopicInfo]:
+    def topics(
+        self, names: Sequence[str] | None = None, *, with_config: bool = False, timeout_s: float = 30.0
+    ) -> dict[str, TopicInfo]:
+        del timeout_s
         wanted = list(self._cluster.topics) if names is None else names
         found = {name: self._cluster.topics[name] for name in wanted if name in self._cluster.topics}
         return {
