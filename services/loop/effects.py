@@ -155,14 +155,24 @@ class Effects:
     def publish_due(self, now: int) -> None:
         """Publish the summaries of working runs whose turn it is."""
         every = self._shell.bounds.publish_every_ms
-        for slot, effects in list(self._dirty.values()):
-            if slot.in_flight or now - slot.sent_at < every or slot.state is None or slot.trail is None:
+        for slot, _ in list(self._dirty.values()):
+            if now - slot.sent_at < every or slot.state is None:
                 continue
             if now - slot.state.started_at < every:
                 continue  # short runs are published once, at their end
-            slot.dirty = None
-            del self._dirty[slot.run_id]
-            self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
+            self._publish_dirty(slot)
+
+    def publish_all(self) -> None:
+        """Publish the summaries of working runs, whose turn will not come here any more."""
+        for slot, _ in list(self._dirty.values()):
+            self._publish_dirty(slot)
+
+    def _publish_dirty(self, slot: RunSlot) -> None:
+        if slot.in_flight or slot.state is None or slot.trail is None:
+            return  # the state is that of a step which may not count
+        slot.dirty = None
+        _, effects = self._dirty.pop(slot.run_id)
+        self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
 
     # ------------------------------------------------------------ again, after a restore
 

@@ -533,6 +533,15 @@ class PartitionOwner:
         self._progress = {}
         self._known = None
 
+    def publish_all(self) -> None:
+        """Before the process ends: readers must not look at old summaries until another takes the partition. Nothing leaves where this
+        process knows or suspects that it is not the owner (J6); an owner after it repairs what was written too late (J13)."""
+        own, table = self._ownership, self.table
+        if own is None or table is None or own.ended is not None or own.unsure:
+            return
+        if self.index in self.shell.clients.consumer.owned():
+            table.effects.publish_all()
+
     def leave(self, *, lost: bool) -> None:
         """The group takes the partition away. Inside a callback: a commit is sent, not waited for (an older pointer is safe)."""
         if not lost:

@@ -24,6 +24,8 @@ ASK_WAIT_S = 0.002
 IDLE_WAIT_S = 0.1
 STREAM_BATCH = 5_000
 DRAIN_S = 5.0
+FLUSH_S = 2.0
+"""How long a process that ends waits for its last effects, a lane: what is not acknowledged by then, the next owner sends again."""
 STANDBY_S = 15.0
 """A member that the group gave nothing for so long stands by for others: that is ready, too."""
 STALL_S = 1.0
@@ -68,10 +70,10 @@ class LoopService:
 
     # ------------------------------------------------------------ the loop
 
-    def start(self) -> None:
-        """Follow the tables and join the group. Raises LogError."""
+    def start(self, answer_s: float = 30.0) -> None:
+        """Follow the tables and join the group. Raises LogError; after Retryable it may be called again."""
         s = self.shell
-        found = s.clients.admin.topics([s.topics.agents, s.topics.manifests])
+        found = s.clients.admin.topics([s.topics.agents, s.topics.manifests], timeout_s=answer_s)
         missing = sorted({s.topics.agents, s.topics.manifests} - set(found))
         if missing:
             raise UnknownTopic(f"topics do not exist: {', '.join(missing)}; create them with `turnlog topics create`")
@@ -212,8 +214,10 @@ class LoopService:
     # ------------------------------------------------------------ the end
 
     def drain(self) -> None:
-        """Stop taking in, wait for what is under way, commit, leave the group for good (its partitions move within a heartbeat)."""
+        """Stop taking in, wait for what is under way, publish what summaries still lack, commit, leave the group for good (its partitions
+        move within a heartbeat)."""
         s = self.shell
+        slept = s.clock() - self._round_at > STALL_S
         for owner in self.owners.values():
             if owner.table is not None:
                 owner.table.hold = True
@@ -221,9 +225,13 @@ class LoopService:
         while len(s.writer) and s.clock() < until:
             s.writer.poll(0.01)
             s.writer.settle()
-        s.outbox.flush(max(0.1, until - s.clock()))
-        for owner in self.owners.values():
-            owner.commit(wait=True)
+        if not slept:  # else the partitions may be somebody else's by now
+            for owner in self.owners.values():
+                owner.publish_all()
+        s.outbox.flush(max(0.1, min(FLUSH_S, until - s.clock())))
+        for owner in list(self.owners.values()):  # while a commit is waited for, partitions may be taken away
+            if s.clock() < until:  # else the cluster is away: an older pointer is safe
+                owner.commit(wait=True)
         try:
             s.clients.consumer.close(leave=True)
         except LogError as problem:

@@ -15,7 +15,7 @@ from turnlog.core.records import JournalRecord
 from turnlog.kafka.adopt import apply, plan
 from turnlog.kafka.fenced import FenceMark, PartitionFold, last_fence_at_or_below
 from turnlog.kafka.opening import LogCut, look
-from turnlog.kafka.port import NotAuthorised, OffsetGone, Partition, Received
+from turnlog.kafka.port import NotAuthorised, OffsetGone, Partition, Received, Retryable
 from turnlog.testing import MemoryCluster
 
 DAY_S = 24 * 3_600
@@ -155,6 +155,62 @@ def test_j13_requests_carry_the_end_of_their_time() -> None:
     stage.run("r1")
     stage.spin(process)
     assert stage.requests()[0].not_after == stage.clock.ms + 3_000
+
+
+def test_j13_a_process_that_ends_publishes_what_its_summaries_lack() -> None:
+    stage = Stage(one_call, publish_every_ms=60_000)
+    process = stage.live()
+    stage.run("r1")
+    stage.spin(process, rounds=6)
+    assert stage.summary("r1") is None, "its turn has not come"
+    process.drain()
+    found = stage.summary("r1")
+    assert found is not None
+    assert (found.step, found.waits_for) == (stage.journal("r1")[-1].record.step, "tools")
+    assert stage.pointer().effects == stage.pointer().end, "nothing is left to be sent again"  # type: ignore[union-attr]
+
+
+def test_j13_a_process_that_ends_publishes_nothing_of_a_step_that_may_not_count() -> None:
+    stage = Stage(one_call, publish_every_ms=60_000)
+    process = stage.live()
+    stage.run("r1")
+    stage.spin(process, rounds=6)
+    stage.cluster.hold(TOPICS.journal)
+    stage.cancel("r1")
+    stage.spin(process)
+    process.drain()
+    assert stage.summary("r1") is None
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+def test_j13_a_process_that_slept_before_its_end_publishes_nothing(deaf: bool) -> None:
+    stage = Stage(one_call, publish_every_ms=60_000)
+    process = stage.live()
+    stage.run("r1")
+    stage.spin(process, rounds=6)
+    process.freeze()
+    stage.clock.advance(6_000)
+    second = stage.live("loop-1")
+    stage.cancel("r1")
+    stage.until(second, lambda: stage.kinds("r1")[-1] == "run_cancelled")
+    stage.spin(second)
+    before = [record.offset for record in stage.cluster.log(STATES)]
+    process.thaw(deaf=deaf)
+    process.drain()
+    assert [record.offset for record in stage.cluster.log(STATES)] == before
+
+
+def test_a_process_that_ends_may_lose_its_partitions_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(one_call, partitions=2)
+    process = stage.live()
+
+    def commit(*_: object, **__: object) -> None:
+        process.service.lost([0, 1])
+        raise Retryable("no answer", "_TIMED_OUT")
+
+    monkeypatch.setattr(process.consumer, "commit", commit)
+    process.drain()
+    assert process.service.owners == {}
 
 
 def test_a_dead_letter_of_anything_fits_into_a_record() -> None:
