@@ -18,13 +18,14 @@ from services.loop.memory import Diverged
 from services.loop.metrics import expose
 from services.loop.service import InstanceTaken, LoopService
 from services.loop.settings import LoopSettings
-from services.loop.wiring import Misconfigured, make_shell, partition_count
-from turnlog.codec import RegistryRefused, RegistryUnavailable
+from services.loop.wiring import Misconfigured, codec_for, make_shell, partition_count, reply_tokens
+from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable
 from turnlog.kafka.client import KafkaCluster
-from turnlog.kafka.port import LogError
+from turnlog.kafka.port import LogError, Retryable
 from turnlog.local.process import TETHER, Child
 from turnlog.models.provider import BadModelSettings, Providers
 from turnlog.obs import Observability, observe
+from turnlog.obs.waiting import until_there
 from turnlog.settings import settings_table
 
 _log = logging.getLogger("turnlog.loop")
@@ -79,11 +80,18 @@ def serve(settings: LoopSettings, ordinal: int) -> int:
 
 def _serve(settings: LoopSettings, ordinal: int, observability: Observability) -> int:
     ready = observability.health.require("loop", "starting")
-    beat = observability.health.heartbeat("poll loop", 60.0)
-    cluster = KafkaCluster({"session.timeout.ms": str(settings.session_timeout_ms), **settings.kafka})
-    partitions = partition_count(cluster, settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # nothing is begun: out of whatever is waited for
+    tokens = reply_tokens(settings)
     providers = Providers.from_settings(settings.models)
-    shell = make_shell(settings, cluster, providers, ordinal=ordinal, partitions=partitions)
+    cluster = KafkaCluster({"session.timeout.ms": str(settings.session_timeout_ms), **settings.kafka})
+
+    def found(answer_s: float) -> tuple[int, Codec]:
+        return partition_count(cluster, settings, answer_s), codec_for(settings)
+
+    partitions, codec = until_there(found, ready, (Retryable, RegistryUnavailable))
+    shell = make_shell(settings, cluster, providers, tokens, codec, ordinal=ordinal, partitions=partitions)
+    beat = observability.health.heartbeat("poll loop", 60.0)
 
     def on_change(service: LoopService) -> None:
         beat.beat()
@@ -96,9 +104,9 @@ def _serve(settings: LoopSettings, ordinal: int, observability: Observability) -
 
     service = LoopService(shell, on_change)
     refresh = expose(observability.metrics, service)
+    until_there(service.start, ready, (Retryable,))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
-    service.start()
     # Everything so far lives as long as the process; what follows makes few cycles and many tuples. The default thresholds cost 20 %
     # of the poll thread.
     gc.freeze()

@@ -27,7 +27,7 @@ from turnlog.core.records import (
     ToolManifest,
     ToolResult,
 )  # fmt: skip
-from turnlog.kafka.jobs import LOADING, Runner, ThreadRunner
+from turnlog.kafka.jobs import LOADING, ThreadRunner
 from turnlog.kafka.opening import Clients
 from turnlog.kafka.ownership import FencedWriter
 from turnlog.kafka.port import Cluster, Partition, Reader, Received
@@ -64,11 +64,11 @@ def blob_directory(settings: LoopSettings) -> Path:
     return settings.blobs if settings.blobs is not None else settings.state_dir / "blobs"
 
 
-def partition_count(cluster: Cluster, settings: LoopSettings) -> int:
-    """Partitions of `commands`, checked against the settings. Raises Misconfigured, LogError."""
+def partition_count(cluster: Cluster, settings: LoopSettings, answer_s: float) -> int:
+    """Partitions of `commands`, from a cluster that answers within `answer_s`. Raises Misconfigured, LogError."""
     admin = cluster.admin()
     try:
-        found = admin.topics([settings.topics.commands])
+        found = admin.topics([settings.topics.commands], timeout_s=answer_s)
     finally:
         admin.close()
     if settings.topics.commands not in found:
@@ -79,13 +79,10 @@ def partition_count(cluster: Cluster, settings: LoopSettings) -> int:
 
 
 def make_shell(
-    settings: LoopSettings, cluster: Cluster, providers: Provider, *, ordinal: int, partitions: int, codec: Codec | None = None,
-    runner: Runner | None = None,
+    settings: LoopSettings, cluster: Cluster, providers: Provider, tokens: ReplyTokens, codec: Codec, *, ordinal: int, partitions: int,
 ) -> Shell:  # fmt: skip
     """Everything a loop process works with. Joins no group and reads nothing yet."""
-    tokens = reply_tokens(settings)
-    codec = codec or codec_for(settings)
-    runner = runner or ThreadRunner()
+    runner = ThreadRunner()
     topics = settings.topics
     name = f"{settings.instance}-{ordinal}"
     consumer = cluster.consumer(f"{settings.topic_prefix}loop", instance_id=f"{settings.topic_prefix}loop-{name}")

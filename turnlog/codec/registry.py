@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from turnlog.codec.errors import RegistryRefused, RegistryUnavailable
 from turnlog.codec.schemas import Schema
@@ -38,6 +38,7 @@ class Registry:
     ) -> None:
         self._register = register
         self._url = url.rstrip("/") + "/"
+        self._shown = urlsplit(url).netloc.rpartition("@")[2]
         self._options: dict[str, Any] = {
             "auth": auth,
             "headers": {"Accept": _MEDIA_TYPE, "Content-Type": _MEDIA_TYPE, **(headers or {})},
@@ -77,7 +78,9 @@ class Registry:
             answer = httpx.request(method, self._url + path, content=content, **self._options)
             said = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise RegistryUnavailable(f"the schema registry does not answer {method} {path}: {error!r}") from error
+            raise RegistryUnavailable(
+                f"the schema registry at {self._shown} does not answer {method} {path}: {error!r}"
+            ) from error
         if answer.is_success and isinstance(said, dict):
             return said
         _raise_unless_absent(answer.status_code, said if isinstance(said, dict) else {}, f"{method} {path}")

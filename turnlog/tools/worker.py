@@ -17,6 +17,7 @@ from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import Cluster, LogError
 from turnlog.kafka.topics import Layout, create_topics, topic_name
 from turnlog.obs import Observability, observe
+from turnlog.obs.waiting import until_there
 from turnlog.tools.engine import Worker, WorkerTopics
 from turnlog.tools.manifests import announce
 from turnlog.tools.settings import WorkerSettings
@@ -26,7 +27,6 @@ _log = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
 EXIT_FATAL: Final = 3
-_AGAIN_S: Final = 1.0
 _LOOK_S: Final = 0.1
 
 
@@ -77,6 +77,10 @@ def run_worker(
     return max(host.exit_code for host in hosts)
 
 
+class _Stopped(Exception):
+    """The stop came while Kafka was waited for."""
+
+
 class _Host:
     """One toolset's thread: prepares until Kafka lets it, then polls. Its end, however it comes, stops all the others."""
 
@@ -107,12 +111,15 @@ class _Host:
 
     def _run(self) -> None:
         try:
-            codec = self._prepare()
-            if codec is not None:
-                self._worker = self._engine(codec)
-                if self._stop.is_set():
-                    self._worker.stop()  # the stop came while it was made
-                self._worker.run()
+            # A missing right or topic is waited for, too: somebody grants it while we say in health and log which one it is.
+            codec = until_there(self._prepare, self._prepared, (LogError, RegistryUnavailable), self._pause)
+            self._prepared.met()
+            self._worker = self._engine(codec)
+            if self._stop.is_set():
+                self._worker.stop()  # the stop came while it was made
+            self._worker.run()
+        except _Stopped:
+            pass
         except (LogError, RegistryRefused) as problem:
             _log.error("worker of %s ends: %s", self._toolset.name, problem)
             self.exit_code = EXIT_FATAL
@@ -135,28 +142,22 @@ class _Host:
             instance_id=section.instance_id,
         )
 
-    def _prepare(self) -> Codec | None:
-        """Topics, schemas, manifests. Tries again until it works; None when it was stopped before. Raises RegistryRefused.
+    def _pause(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise _Stopped
 
-        A missing right or topic is waited for, too: somebody grants it while we say in health and log which one it is.
-        """
-        while not self._stop.is_set():
-            try:
-                self._make_topics()
-                codec = self._codec()
-                manifests = topic_name(self._settings.topic_prefix, "tool-manifests")
-                announce(self._cluster, codec, manifests, self._topics.requests, self._toolset)
-            except (LogError, RegistryUnavailable) as problem:
-                self._prepared.unmet(str(problem))
-                self._stop.wait(_AGAIN_S)
-            else:
-                self._prepared.met()
-                return codec
-        return None
+    def _prepare(self, answer_s: float) -> Codec:
+        """Topics, schemas, manifests. Raises LogError, RegistryUnavailable, RegistryRefused."""
+        self._make_topics(answer_s)
+        codec = self._codec()
+        manifests = topic_name(self._settings.topic_prefix, "tool-manifests")
+        announce(self._cluster, codec, manifests, self._topics.requests, self._toolset)
+        return codec
 
-    def _make_topics(self) -> None:
+    def _make_topics(self, answer_s: float) -> None:
         admin = self._cluster.admin()
         try:
+            admin.topics([self._topics.requests], timeout_s=answer_s)
             create_topics(admin, Layout.of(self._settings, (self._toolset.name,)), names=("tool-requests",))
         finally:
             admin.close()
