@@ -255,7 +255,8 @@ class Model:
 
     def _appends(self, state: State, owner: int, writer: Writer) -> Iterator[State]:
         heads = dict(writer.heads)
-        for run in range(self.bounds.runs):
+        named = _runs_in(state)  # and one more: which name an untouched run has makes no difference
+        for run in range(min(self.bounds.runs, named + 1)):
             if writer.busy.count(run) >= self.world.per_run:
                 continue
             last = heads.get(run)
@@ -319,6 +320,12 @@ class Model:
         busy = list(writer.busy)
         busy.remove(step.run)
         return self._after(state, owner, writer._replace(busy=tuple(busy)), ownership, told)
+
+
+def _runs_in(state: State) -> int:
+    """How many runs have a record anywhere; their names are the lowest."""
+    records = (*state.log, *(flying.record for flying in state.flying))
+    return max((record.run + 1 for record in records if isinstance(record, Step)), default=0)
 
 
 def explore(bounds: Bounds, world: World = World()) -> Found:  # noqa: B008 - a NamedTuple is a value
