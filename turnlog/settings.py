@@ -1,19 +1,20 @@
 """Settings of every service: environment variables `TURNLOG_...`, nested names joined by `__`, and a table that lists them.
 
-Services subclass `Settings` for what is theirs alone. Nothing is read at import; `Settings()` reads the environment once.
+Services subclass `Settings` for what is theirs alone. Nothing is read at import; `from_environment` reads it once.
 No secret is ever printed: secrets are `SecretStr`, and Kafka properties show the values of harmless names only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, Field, GetCoreSchemaHandler, SecretStr
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from turnlog import __version__
 
@@ -127,6 +128,29 @@ class Settings(BaseSettings):
     )
     obs: ObsSettings = Field(default_factory=ObsSettings, description="Health and metrics.")
     log: LogSettings = Field(default_factory=LogSettings, description="Log lines.")
+
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class BadSettings(ValueError):
+    """What the environment says wrong: a line for each variable, by its name. Secrets are not shown."""
+
+
+def from_environment(kind: type[S], **given: Any) -> S:
+    """The settings of a process, read once; `given` goes before the environment. Raises BadSettings."""
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix") or ""
+        names = [f"{prefix}{'__'.join(map(str, one['loc']))}".upper() for one in error.errors()]
+        said = [one["msg"].removeprefix("Value error, ") for one in error.errors()]
+        lines = [f"{name}: {what}" for name, what in zip(names, said, strict=True)]
+    except SettingsError as error:
+        field = re.search(r'field "(\w+)"', str(error))
+        name = f"{kind.model_config.get('env_prefix') or ''}{field[1] if field else '...'}".upper()
+        lines = [f"{name}, or one that begins with {name}__, is not the JSON it must be"]
+    raise BadSettings("\n".join(f"setting {line}" for line in lines))
 
 
 class SettingRow(NamedTuple):

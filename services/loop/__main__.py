@@ -12,8 +12,6 @@ import sys
 import threading
 import time
 
-from pydantic import ValidationError
-
 from services.loop.memory import Diverged
 from services.loop.metrics import expose
 from services.loop.service import InstanceTaken, LoopService
@@ -26,7 +24,7 @@ from turnlog.local.process import TETHER, Child
 from turnlog.models.provider import BadModelSettings, Providers
 from turnlog.obs import Observability, observe
 from turnlog.obs.waiting import until_there
-from turnlog.settings import settings_table
+from turnlog.settings import BadSettings, from_environment, settings_table
 
 _log = logging.getLogger("turnlog.loop")
 
@@ -48,9 +46,9 @@ def main() -> int:
     parser.add_argument("--ordinal", type=int, default=0, help="which of them this is; part of the group instance id")
     given = parser.parse_args()
     try:
-        settings = LoopSettings()
-    except ValidationError as problem:
-        sys.stderr.write(f"turnlog loop: settings: {problem}\n")
+        settings = from_environment(LoopSettings)
+    except BadSettings as problem:
+        sys.stderr.write(f"turnlog loop: {problem}\n")
         return EXIT_MISCONFIGURED
     processes = given.processes or settings.processes
     return supervise(processes) if processes > 1 else serve(settings, given.ordinal)

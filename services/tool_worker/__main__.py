@@ -7,9 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from turnlog.settings import settings_table
+from turnlog.settings import BadSettings, from_environment, settings_table
 from turnlog.tools import Toolset
 from turnlog.tools.settings import WorkerSettings
 from turnlog.tools.worker import run_worker
@@ -32,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("toolsets", nargs="+", metavar="MODULE:TOOLSET", help="e.g. examples.first_tool:tools")
     given = parser.parse_args(arguments)
     try:
-        settings = WorkerSettings()
+        settings = from_environment(WorkerSettings)
         toolsets = [load(target) for target in given.toolsets]
-    except (ValidationError, NoToolset) as problem:
+    except (BadSettings, NoToolset) as problem:
         sys.stderr.write(f"tool worker: {problem}\n")
         return EXIT_MISCONFIGURED
     return run_worker(*toolsets, settings=settings)

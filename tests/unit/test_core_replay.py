@@ -363,7 +363,7 @@ def test_states_are_not_hashable_and_differ_from_anything_else() -> None:
 # ---------------------------------------------------------------- the core is pure
 
 PURE = {
-    "__future__", "collections.abc", "difflib", "functools", "hashlib", "json", "math", "re", "typing",
+    "__future__", "collections.abc", "difflib", "functools", "hashlib", "itertools", "json", "math", "re", "typing",
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from turnlog.obs import Health, Metrics, bound, configure_logging, serve
 from turnlog.obs.logs import HumanFormatter, JsonFormatter
 from turnlog.obs.metrics import SECONDS
-from turnlog.settings import KafkaProperties, Settings, settings_rows, settings_table
+from turnlog.settings import BadSettings, KafkaProperties, Settings, from_environment, settings_rows, settings_table
 
 
 class Clock:
@@ -209,9 +210,22 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_bad_setting_is_named_and_its_value_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNLOG_PARTITIONS", "hunter2")
-    with pytest.raises(ValidationError, match="partitions") as problem:
-        Settings()
+    monkeypatch.setenv("TURNLOG_LOG__LEVEL", "LOUD")
+    with pytest.raises(BadSettings) as problem:
+        from_environment(Settings)
+    partitions, level = str(problem.value).splitlines()
+    assert partitions.startswith("setting TURNLOG_PARTITIONS: Input should be a valid integer")
+    assert level.startswith("setting TURNLOG_LOG__LEVEL: Input should be 'DEBUG'")
     assert "hunter2" not in str(problem.value)
+    assert "hunter2" not in "".join(traceback.format_exception(problem.value))
+
+
+def test_what_must_be_json_and_is_not_is_a_bad_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURNLOG_KAFKA", "hunter2")
+    with pytest.raises(
+        BadSettings, match="setting TURNLOG_KAFKA, or one that begins with TURNLOG_KAFKA__, is not the JSON"
+    ):
+        from_environment(Settings)
 
 
 def test_properties_are_text() -> None:

@@ -12,12 +12,8 @@
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import NamedTuple
-
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from turnlog.client import BadCommand, ClientError, CommandRefused, NotAcknowledged, NotConnected, RunUnknown, TimedOut
 from turnlog.codec import CodecError, RegistryRefused, RegistryUnavailable
@@ -25,6 +21,7 @@ from turnlog.core.errors import BadHistory
 from turnlog.journal.history import NotInJournal
 from turnlog.kafka.port import LogError, NotAuthorised, NotOwner, Refused, Retryable, UnknownTopic
 from turnlog.local.errors import LocalError
+from turnlog.settings import BadSettings
 
 
 class Exit(IntEnum):
@@ -65,11 +62,11 @@ EXPECTED = (
     LocalError,
     BadHistory,
     NotInJournal,
-    ValidationError,
-    SettingsError,
+    BadSettings,
 )
 
 _RULES: tuple[tuple[type[Exception], str, Exit], ...] = (
+    (BadSettings, "turnlog settings lists every setting", Exit.USAGE),
     (BadCommand, "", Exit.USAGE),
     (RunUnknown, "list what there is: turnlog runs list", Exit.UNKNOWN),
     (NotConnected, "", Exit.UNREACHABLE),
@@ -104,20 +101,10 @@ def explain(error: Exception) -> Problem:
     if isinstance(error, LocalError):
         said = "".join(f"\n    {line}" for line in error.detail.splitlines())
         return Problem(error.message + (f"\n  its last words:{said}" if said else ""), error.remedy, Exit.UNREACHABLE)
-    if isinstance(error, SettingsError):
-        found = re.search(r'field "(\w+)"', str(error))
-        name = f"TURNLOG_{found[1].upper()}" if found else "TURNLOG_..."
-        return Problem(
-            f"setting {name}, or one that begins with {name}__, is not the JSON it must be",
-            "turnlog settings lists every setting",
-            Exit.USAGE,
-        )
     if isinstance(error, Refused) and "_INVALID_ARG" in str(
         error
     ):  # librdkafka does not know the property, or its value
         return Problem(str(error), "properties are set by TURNLOG_KAFKA__<PROPERTY>, with _ for each dot", Exit.USAGE)
-    if isinstance(error, ValidationError):
-        return Problem(_settings(error), "turnlog settings lists every setting", Exit.USAGE)
     if isinstance(error, CommandRefused):
         about_run = (
             ""
@@ -129,9 +116,3 @@ def explain(error: Exception) -> Problem:
         if isinstance(error, kind):
             return Problem(str(error), remedy, code)
     raise error
-
-
-def _settings(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = "__".join(str(part) for part in first["loc"]).upper()
-    return f"setting TURNLOG_{name}: {first['msg']}"

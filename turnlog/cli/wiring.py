@@ -42,9 +42,10 @@ class Session:
     def settings(self) -> Settings:
         """From the environment and the options. Without a named cluster, the embedded broker that runs here is taken."""
         from turnlog.client.connect import embedded
-        from turnlog.settings import Settings
+        from turnlog.settings import Settings, from_environment
 
-        settings = Settings() if self._prefix is None else Settings(topic_prefix=self._prefix)
+        given = {} if self._prefix is None else {"topic_prefix": self._prefix}
+        settings = from_environment(Settings, **given)
         found = self._bootstrap
         if found is None:
             found = embedded(settings)

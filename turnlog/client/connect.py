@@ -9,14 +9,14 @@ from turnlog.core.agents import AgentSpec
 from turnlog.core.records import Command
 from turnlog.kafka.client import KafkaCluster
 from turnlog.local.state import StateDir
-from turnlog.settings import Settings
+from turnlog.settings import Settings, from_environment
 
 BOOTSTRAP_VARIABLE = "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"
 
 
 def connected(bootstrap: str | None, settings: Settings | None) -> tuple[KafkaCluster, Codec, str]:
     """(cluster, codec, topic prefix). Nothing is connected yet."""
-    chosen = Settings() if settings is None else settings
+    chosen = from_environment(Settings) if settings is None else settings
     properties = dict(chosen.kafka)
     if bootstrap is None and settings is None:
         bootstrap = embedded(chosen)

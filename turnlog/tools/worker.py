@@ -18,6 +18,7 @@ from turnlog.kafka.port import Cluster, LogError
 from turnlog.kafka.topics import Layout, create_topics, topic_name
 from turnlog.obs import Observability, observe
 from turnlog.obs.waiting import until_there
+from turnlog.settings import from_environment
 from turnlog.tools.engine import Worker, WorkerTopics
 from turnlog.tools.manifests import announce
 from turnlog.tools.settings import WorkerSettings
@@ -58,7 +59,7 @@ def run_worker(
     """
     if not toolsets or len({toolset.name for toolset in toolsets}) != len(toolsets):
         raise ValueError("give at least one toolset, each name once")
-    settings = settings or WorkerSettings()
+    settings = settings or from_environment(WorkerSettings)
     stop = stop or threading.Event()
     shown = observe("worker", settings)
     hosts: list[_Host] = []
