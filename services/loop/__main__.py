@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 from services.loop.memory import Diverged
@@ -123,11 +122,11 @@ def supervise(processes: int) -> int:
         Child(subprocess.Popen([*command, str(i)], env={**os.environ, **_own_ports(i)}), f"loop {i}")
         for i in range(processes)
     ]
-    stopping = threading.Event()
+    received: list[int] = []  # no event: a handler may run while this thread holds the lock of the event it would set
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
-    while not stopping.wait(0.1) and all(child.alive for child in children):
-        pass
+        signal.signal(number, lambda got, _: received.append(got))
+    while not received and all(child.alive for child in children):
+        time.sleep(0.1)
     unasked = [code for child in children if (code := child.poll())]
     for child in children:
         child.terminate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from services.loop.__main__ import EXIT_TAKEN
 from tests.broker_fixture import SharedBroker
 from tests.integration.loop_stage import PATIENCE_S, LoopProcess, Stage, until
 from turnlog.local.ports import free_ports, is_free
+from turnlog.local.process import ProcessName
 
 LONG_SESSION_S = 90
 LONG = {"TURNLOG_SESSION_TIMEOUT_MS": str(LONG_SESSION_S * 1000)}
@@ -140,6 +143,32 @@ def test_processes_of_one_host_share_the_partitions(stage: Stage) -> None:
     assert [loops.metric("steps_total", nth) > 0 for nth in (0, 1)] == [True, True]
     loops.stop()
     stage.check(runs)
+
+
+@pytest.mark.parametrize("victim", ["a process", "their supervisor"])
+def test_processes_of_one_host_share_their_fate(stage: Stage, victim: str) -> None:
+    """None is left behind, and they go on where they were when they are started again."""
+    port = two_ports()
+    loops = stage.loop("host", "--processes", "2", port=port, env=LONG)
+    for nth in (0, 1):
+        loops.until_it_serves(2, nth)
+    processes = children(loops.child.pid)
+    assert len(processes) == 2
+    runs = in_flight(stage, 10, "run")
+    os.kill(processes[0] if victim == "a process" else loops.child.pid, signal.SIGKILL)
+    assert loops.ended() != 0
+    until(lambda: not any(ProcessName.of(pid) for pid in processes), "both processes are gone")
+    again = stage.loop("host", "--processes", "2", port=port, env=LONG)
+    for nth in (0, 1):
+        again.until_it_serves(2, nth)
+    stage.hands.release()
+    stage.until_succeeded(runs)
+    stage.check(runs)
+    again.stop()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def two_ports() -> int:
