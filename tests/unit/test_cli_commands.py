@@ -381,6 +381,14 @@ def test_dead_letters_are_listed_shown_and_sent_again(world: World) -> None:
     assert (record.key, record.value, record.headers) == (b"case-1", b"\xff\x00", (("kind", b"odd"), ("kind", None)))
 
 
+def test_a_record_that_is_refused_at_every_start_is_one_line(world: World) -> None:
+    first = letter(b"\xff\x00")
+    for again in (first, first._replace(at=9), first._replace(reason="wrong_record"), first._replace(at=7)):
+        world.put("dead-letters", "case-1", again)
+    listed = {item["reason"]: (item["id"], item["times"]) for item in world.lines("dead-letters", "list")}
+    assert listed == {"bad_bytes": ("0:1", 3), "wrong_record": ("0:2", 1)}
+
+
 # ---------------------------------------------------------------- problems, in one line with a remedy
 
 

@@ -14,7 +14,7 @@ from turnlog.cli.wiring import Session, session
 from turnlog.client.links import Receipt
 from turnlog.client.tables import all_records
 from turnlog.codec import Unreadable
-from turnlog.core.records import DeadLetter
+from turnlog.core.records import DeadLetter, InputRef
 from turnlog.journal.timeline import clean, counted
 from turnlog.kafka.port import Delivered, OffsetGone, Partition
 
@@ -31,10 +31,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="JSON instead of text; 
 
 
 class Letter(NamedTuple):
-    """A dead letter and its own place."""
+    """A dead letter and its own place; `times`: how often its record was refused so, by several services or after restarts."""
 
     id: str
     body: DeadLetter
+    times: int = 1
 
 
 @app.command("list")
@@ -47,7 +48,7 @@ def list_letters(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the newest.")] = 50,
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line; bytes as hex.")] = False,
 ) -> None:
-    """List dead letters, the newest last.
+    """List dead letters, the newest last; a record that was refused more than once is one line, with its newest letter.
 
     [bold]Examples[/]
 
@@ -57,23 +58,17 @@ def list_letters(
     """
     wanted = [
         letter
-        for letter in _letters(session(context))
+        for letter in _once(_letters(session(context)))
         if reason in (None, letter.body.reason) and topic in (None, letter.body.source.topic)
     ]
     wanted.sort(key=lambda letter: letter.body.at)
     shown = wanted[-limit:]
     if json:
         for letter in shown:
-            emit({"id": letter.id, **plain(letter.body)})
+            emit({"id": letter.id, "times": letter.times, **plain(letter.body)})
         return
     if shown:
-        table(
-            ("id", "at (UTC)", "reason", "from", "key", "size", "detail"),
-            [
-                (le.id, when(le.body.at), le.body.reason, _origin(le.body), _key(le.body), le.body.size, le.body.detail)
-                for le in shown
-            ],
-        )
+        table(("id", "at (UTC)", "times", "reason", "from", "key", "size", "detail"), map(_row, shown))
     note(f"{len(shown)} of {counted(len(wanted), 'dead letter')}" if wanted else "no dead letters")
 
 
@@ -169,6 +164,18 @@ def _letters(here: Session) -> Iterator[Letter]:
             note(f"dead letter {letter_id} cannot be read: {problem}")
 
 
+def _once(letters: Iterator[Letter]) -> list[Letter]:
+    """The newest letter of each refused record and reason."""
+    newest: dict[tuple[InputRef, str], Letter] = {}
+    for letter in letters:
+        same = (letter.body.source, letter.body.reason)
+        before = newest.get(same)
+        times = letter.times + (before.times if before else 0)
+        kept = before if before and before.body.at > letter.body.at else letter
+        newest[same] = kept._replace(times=times)
+    return list(newest.values())
+
+
 def _letter(here: Session, letter_id: str) -> Letter:
     match = _ID.fullmatch(letter_id)
     if match is None:
@@ -186,6 +193,11 @@ def _letter(here: Session, letter_id: str) -> Letter:
     except OffsetGone:
         raise missing from None
     return Letter(letter_id, here.codec.decode(received.value, DeadLetter))
+
+
+def _row(letter: Letter) -> tuple[object, ...]:
+    body = letter.body
+    return letter.id, when(body.at), letter.times, body.reason, _origin(body), _key(body), body.size, body.detail
 
 
 def _origin(letter: DeadLetter) -> str:
