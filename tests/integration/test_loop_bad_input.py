@@ -12,6 +12,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,11 +148,8 @@ class Installation(Stage):
 
 @pytest.fixture(scope="module")
 def place(broker: SharedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    made = Installation(broker.bootstrap, tmp_path_factory.mktemp("loop"))
-    try:
+    with closing(Installation(broker.bootstrap, tmp_path_factory.mktemp("loop"))) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(autouse=True)

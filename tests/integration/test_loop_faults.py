@@ -5,9 +5,9 @@ One broker serves all tests of this file. It forgets idle producers after 4 s, s
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -55,32 +55,20 @@ class Faulty:
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
-    made = Faulty(tmp_path_factory.mktemp("faulty"))
-    try:
+    with closing(Faulty(tmp_path_factory.mktemp("faulty"))) as made:
         yield made
-    finally:
-        made.close()
-
-
-@contextlib.contextmanager
-def staged(faulty: Faulty, folder: Path, partitions: int) -> Iterator[Stage]:
-    made = Stage(faulty.proxy.bootstrap, folder, partitions=partitions)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
 def stage(faulty: Faulty, tmp_path: Path) -> Iterator[Stage]:
-    with staged(faulty, tmp_path, 2) as made:
+    with closing(Stage(faulty.proxy.bootstrap, tmp_path, partitions=2)) as made:
         yield made
 
 
 @pytest.fixture
 def narrow(faulty: Faulty, tmp_path: Path) -> Iterator[Stage]:
     """An installation of one partition."""
-    with staged(faulty, tmp_path, 1) as made:
+    with closing(Stage(faulty.proxy.bootstrap, tmp_path, partitions=1)) as made:
         yield made
 
 

@@ -6,6 +6,7 @@ It appends nothing, says why where operators look, and goes on once one of them 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,8 @@ PARTITIONS = 2
 
 @pytest.fixture
 def stage(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(broker.bootstrap, tmp_path, partitions=PARTITIONS)
-    try:
+    with closing(Stage(broker.bootstrap, tmp_path, partitions=PARTITIONS)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def make_anew(stage: Stage, topic: str) -> None:

@@ -6,13 +6,12 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from services.loop.__main__ import EXIT_TAKEN
-from tests.broker_fixture import SharedBroker
 from tests.integration.loop_stage import PATIENCE_S, LoopProcess, Stage, until
 from turnlog.local.ports import free_ports, is_free
 from turnlog.local.process import ProcessName
@@ -21,15 +20,6 @@ LONG_SESSION_S = 90
 LONG = {"TURNLOG_SESSION_TIMEOUT_MS": str(LONG_SESSION_S * 1000)}
 """Whoever waits for such a session to end does not pass: every wait here is shorter."""
 SHORT = {"TURNLOG_SESSION_TIMEOUT_MS": "6000"}
-
-
-@pytest.fixture
-def stage(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(broker.bootstrap, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def in_flight(stage: Stage, count: int, word: str) -> list[str]:

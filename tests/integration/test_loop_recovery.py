@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,22 +21,10 @@ SMALL = {**PARKS, "TURNLOG_SNAPSHOT_BYTES": "2048", "TURNLOG_FLOOR_BYTES": "6553
 
 
 @pytest.fixture
-def stage(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(broker.bootstrap, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
 def narrow(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
     """An installation of one partition."""
-    made = Stage(broker.bootstrap, tmp_path, partitions=1)
-    try:
+    with closing(Stage(broker.bootstrap, tmp_path, partitions=1)) as made:
         yield made
-    finally:
-        made.close()
 
 
 # ---------------------------------------------------------------- kill -9

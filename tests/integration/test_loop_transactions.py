@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import confluent_kafka
@@ -50,11 +51,8 @@ def start(run_id: str, agent: str = "echo", deadline_ms: int | None = None) -> b
 
 @pytest.fixture
 def stage(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(broker.bootstrap, tmp_path, partitions=1)
-    try:
+    with closing(Stage(broker.bootstrap, tmp_path, partitions=1)) as made:
         yield made
-    finally:
-        made.close()
 
 
 def status(stage: Stage, run_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,20 +22,8 @@ PROMPT_S = 5.0
 @pytest.fixture
 def proxy() -> Iterator[KafkaProxy]:
     """A cluster's address where nobody answers yet."""
-    made = KafkaProxy()
-    try:
+    with closing(KafkaProxy()) as made:
         yield made
-    finally:
-        made.close()
-
-
-@pytest.fixture
-def stage(broker: SharedBroker, tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(broker.bootstrap, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture
