@@ -20,6 +20,7 @@ import pytest
 from services.loop.tokens import ReplyTokens
 from tests.broker_fixture import SharedBroker
 from tests.cli_journal import respelt
+from tests.integration.bare_producer import append
 from tests.integration.loop_stage import CODEC, PATIENCE_S, ROOT, SECRET, LoopProcess, Stage, result_for, until
 from turnlog.client import BadCommand
 from turnlog.core.agents import AgentSpec
@@ -197,6 +198,17 @@ def test_unreadable_records_become_dead_letters(place: Installation, topic: str,
     assert (letter.size, letter.sha256) == (len(value or b""), hashlib.sha256(value or b"").digest())
     assert [tuple(header) for header in letter.headers] == [("traceparent", b"x"), ("empty", None)]
     place.good_run(source.partition)
+
+
+def test_headers_that_are_no_text_cost_nothing_but_themselves(place: Installation) -> None:
+    """A client in C may name a header by any bytes (`kcat -H` in a terminal that is not UTF-8 does)."""
+    bootstrap, run_id = place.environment["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"], place.run_id(0, "odd")
+    odd = [(b"fine", b"1"), (b"\xff\xfe", b"2")]
+    for topic in ("tool-results", "run-state", "agents", "tool-manifests"):
+        append(bootstrap, f"{place.prefix}{topic}", 0, b"some key", b"noise", odd)
+    append(bootstrap, f"{place.prefix}commands", 0, run_id.encode(), CODEC.encode(start_command(run_id)), odd)
+    assert place.client.wait(run_id, PATIENCE_S).status == "succeeded"
+    place.good_run(0)
 
 
 # ---------------------------------------------------------------- commands
