@@ -152,8 +152,8 @@ class Effects:
             s.topics.run_state, s.codec.encode(record), slot.key, done, partition=self._index, headers=headers
         )
 
-    def publish_due(self, now: int) -> None:
-        """Publish the summaries of working runs whose turn it is."""
+    def publish_due(self, now: int, failed: Callable[[RunSlot, Exception], None]) -> None:
+        """Publish the summaries of working runs whose turn it is; one that cannot be made holds the mark of its step."""
         every = self._shell.bounds.publish_every_ms
         for slot, effects in list(self._dirty.values()):
             if slot.in_flight or now - slot.sent_at < every or slot.state is None or slot.trail is None:
@@ -162,7 +162,10 @@ class Effects:
                 continue  # short runs are published once, at their end
             slot.dirty = None
             del self._dirty[slot.run_id]
-            self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
+            try:
+                self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
+            except Exception as problem:  # noqa: BLE001 - of one run, and not of its partition
+                failed(slot, problem)
 
     # ------------------------------------------------------------ again, after a restore
 
