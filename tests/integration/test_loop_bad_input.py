@@ -244,6 +244,9 @@ COMMANDS = {
     "large labels": Wrong(
         Command("labels", "r", "start", start=StartRun("echo", labels=(("a", "b" * 20_000),))), "too_large", "labels", True
     ),
+    "empty labels without number": Wrong(
+        Command("nothing", "r", "start", start=StartRun("echo", labels=(("", ""),) * 400_000)), "too_large", "labels", True
+    ),
     "large input": Wrong(Command("large", "r", "input", input=SendInput("x" * 300_000)), "too_large", "262144 bytes", True),
 }  # fmt: skip
 
