@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.loop.runs import Loaded, RunSlot, load
 from services.loop.shell import Shell
-from turnlog.codec import Unreadable
+from turnlog.codec import RegistryUnavailable, Unreadable
 from turnlog.core.errors import CoreError
 from turnlog.core.pending import model_due, next_wake
 from turnlog.core.records import InputRef, JournalRecord, Snapshot
@@ -192,7 +192,7 @@ class RunMemory:
     def _not_loaded(self, slot: RunSlot, error: BaseException | None) -> None:
         if isinstance(error, OffsetGone):  # what an open run needs is never trimmed (J14): the log was cut
             self._table.cut(f"a record of run {slot.run_id} is gone: {error}")
-        elif isinstance(error, LogError):
+        elif isinstance(error, LogError | RegistryUnavailable):
             _log.warning("run could not be loaded, trying again: %s", error, extra={"run": slot.run_id})
             self._takeup.append(slot)
         else:
