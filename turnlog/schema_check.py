@@ -8,12 +8,13 @@ go into the text.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema_rs
 
 from turnlog.core.agents import MenuEntry
 from turnlog.core.ids import canonical_json, parse_json
+from turnlog.schema_work import SchemaWork
 
 
 def _nothing_else(uri: str) -> Any:
@@ -22,22 +23,42 @@ def _nothing_else(uri: str) -> Any:
     raise ValueError(f"{uri} is not part of the schema")
 
 
+class _Checker(NamedTuple):
+    validator: Any
+    work: SchemaWork
+
+
+CHECKED = 5_000_000
+"""Checks that a value may cost (some 50 ns each); what might cost more is not checked here."""
+TOLD = 30_000
+"""Checks up to which breaches are looked for one by one (some 40 µs each)."""
+
+
 @lru_cache(maxsize=4_096)
-def _validator(schema: str) -> Any:
-    """The compiled schema, or None for one that cannot be compiled (then nothing is checked here; the worker checks again)."""
+def _checker(schema: str) -> _Checker | None:
+    """The compiled schema, or None for one that cannot be compiled or might cost any time (then nothing is checked here; the worker checks
+    again)."""
     try:
-        return jsonschema_rs.validator_for(parse_json(schema), retriever=_nothing_else)
+        parsed = parse_json(schema)
+        return _Checker(jsonschema_rs.validator_for(parsed, retriever=_nothing_else), SchemaWork(parsed))
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError):
         return None
 
 
 def check_arguments(entry: MenuEntry, value: Any) -> str | None:
     """Why these arguments break the tool's schema: the first breach by path, `where: keyword`; None if they fit."""
-    validator = _validator(entry.parameters)
+    checker = _checker(entry.parameters)
+    if checker is None:
+        return None
+    most = checker.work.most(value)
+    if most > CHECKED:
+        return None
     try:
-        if validator is None or validator.is_valid(value):
+        if checker.validator.is_valid(value):
             return None
-        breaches = sorted((_where(error), _what(error)) for error in validator.iter_errors(value))
+        if most > TOLD:
+            return "arguments: they are too large or too deeply nested to say where"
+        breaches = sorted((_where(error), _what(error)) for error in checker.validator.iter_errors(value))
     except ValueError:  # the library takes names as UTF-8 only
         return "arguments: a name in them is no text (it has half of a surrogate pair)"
     return "; ".join(f"{where}: {what}" for where, what in breaches[:3])

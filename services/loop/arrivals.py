@@ -17,6 +17,7 @@ from turnlog.core.records import Command, StartRun, ToolResult
 from turnlog.kafka.port import Received
 
 LABELS_BYTES = 16 * 1024
+"""Names, values, and the length that stands before each: a map may hold the same empty name half a million times."""
 ATTEMPTS = 1_000
 
 
@@ -119,7 +120,7 @@ def _has_one_body(command: Command) -> bool:
 def _start_problem(start: StartRun) -> str | None:
     if start.input is not None and utf8_size(start.input) > VALUE_BYTES:
         return f"an input may have {VALUE_BYTES} bytes of UTF-8"
-    if sum(utf8_size(name) + utf8_size(value) for name, value in start.labels) > LABELS_BYTES:
+    if sum(utf8_size(name) + utf8_size(value) + 2 for name, value in start.labels) > LABELS_BYTES:
         return f"labels may have {LABELS_BYTES} bytes together"
     for name in ("turn_limit", "tool_call_budget", "deadline_ms"):
         value = getattr(start, name)

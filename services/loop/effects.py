@@ -152,27 +152,30 @@ class Effects:
             s.topics.run_state, s.codec.encode(record), slot.key, done, partition=self._index, headers=headers
         )
 
-    def publish_due(self, now: int) -> None:
-        """Publish the summaries of working runs whose turn it is."""
+    def publish_due(self, now: int, failed: Callable[[RunSlot, Exception], None]) -> None:
+        """Publish the summaries of working runs whose turn it is; one that cannot be made holds the mark of its step."""
         every = self._shell.bounds.publish_every_ms
         for slot, _ in list(self._dirty.values()):
             if now - slot.sent_at < every or slot.state is None:
                 continue
             if now - slot.state.started_at < every:
                 continue  # short runs are published once, at their end
-            self._publish_dirty(slot)
+            self._publish_dirty(slot, failed)
 
-    def publish_all(self) -> None:
+    def publish_all(self, failed: Callable[[RunSlot, Exception], None]) -> None:
         """Publish the summaries of working runs, whose turn will not come here any more."""
         for slot, _ in list(self._dirty.values()):
-            self._publish_dirty(slot)
+            self._publish_dirty(slot, failed)
 
-    def _publish_dirty(self, slot: RunSlot) -> None:
+    def _publish_dirty(self, slot: RunSlot, failed: Callable[[RunSlot, Exception], None]) -> None:
         if slot.in_flight or slot.state is None or slot.trail is None:
             return  # the state is that of a step which may not count
         slot.dirty = None
         _, effects = self._dirty.pop(slot.run_id)
-        self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
+        try:
+            self._publish(slot, slot.state, slot.trail.step, slot.trail.digest, effects.done)
+        except Exception as problem:  # noqa: BLE001 - of one run, and not of its partition
+            failed(slot, problem)
 
     # ------------------------------------------------------------ again, after a restore
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from services.loop.runs import Loaded, RunSlot, load
 from services.loop.shell import Shell
-from turnlog.codec import Unencodable, Unreadable
+from turnlog.codec import RegistryUnavailable, Unreadable
 from turnlog.core.errors import CoreError
 from turnlog.core.pending import model_due, next_wake
 from turnlog.core.records import InputRef, JournalRecord, Snapshot
@@ -101,7 +101,10 @@ class RunMemory:
         slot.trail.overtaken = []
         if slot.unsent:
             unsent, slot.unsent = slot.unsent, []
-            self._table.effects.send_again(slot, slot.state, unsent, slot.trail)
+            try:
+                self._table.effects.send_again(slot, slot.state, unsent, slot.trail)
+            except Exception as problem:  # noqa: BLE001 - of one run, and not of its partition
+                return self._table.failed(slot, problem, unsent[0].offset)
             self._table.let_go(slot)
 
     def give_up(self, slot: RunSlot) -> None:
@@ -177,7 +180,10 @@ class RunMemory:
         slot.seen = {**loaded.seen, **slot.seen}
         slot.inputs = loaded.inputs
         slot.touched = self._shell.now()
-        table.set_wake(slot, slot.trail.end if loaded.state.ended and slot.trail else next_wake(loaded.state))
+        try:
+            table.set_wake(slot, slot.trail.end if loaded.state.ended and slot.trail else next_wake(loaded.state))
+        except Exception as problem:  # noqa: BLE001 - of one run, and not of its partition
+            return table.failed(slot, problem)
         self.send_again(slot)
         if table.live:
             table.take_up(slot)
@@ -186,7 +192,7 @@ class RunMemory:
     def _not_loaded(self, slot: RunSlot, error: BaseException | None) -> None:
         if isinstance(error, OffsetGone):  # what an open run needs is never trimmed (J14): the log was cut
             self._table.cut(f"a record of run {slot.run_id} is gone: {error}")
-        elif isinstance(error, LogError):
+        elif isinstance(error, LogError | RegistryUnavailable):
             _log.warning("run could not be loaded, trying again: %s", error, extra={"run": slot.run_id})
             self._takeup.append(slot)
         else:
@@ -233,7 +239,7 @@ class RunMemory:
             return
         try:
             value = self._snapshot_value(slot, trail, state)
-        except (OSError, Unencodable) as problem:  # the run goes on from its old base
+        except Exception as problem:  # noqa: BLE001 - a full blob store, or whatever else: the run goes on from its old base
             _log.error("no snapshot could be written: %s", problem, extra={"run": slot.run_id})
             return
         wake = s.now() if model_due(state) else next_wake(state)
@@ -242,7 +248,7 @@ class RunMemory:
             s.counters.snapshots += 1
 
     def _snapshot_value(self, slot: RunSlot, trail: Trail, state: RunState) -> bytes:
-        """The record; a large state is in the blob store before the record that names it. Raises OSError, Unencodable."""
+        """The record; a large state is in the blob store before the record that names it. Raises what the store raises."""
         s = self._shell
         text = to_json(state)
         size = len(text)

@@ -34,6 +34,7 @@ def expose(metrics: Metrics, service: LoopService) -> Callable[[], None]:
             lambda: sum(not o.ready for o in service.owners.values()),
         ),
         "open_runs": ("Runs held: in memory or parked", lambda: _runs(service)),
+        "runs_stopped": ("Runs held that cannot go on under this build", lambda: _stopped(service)),
         "model_calls_open": ("Model calls under way", lambda: max(0, s.asks)),
         "effects_open": ("Effects without an acknowledgement", lambda: len(s.outbox)),
     }
@@ -62,3 +63,8 @@ def _reader(counts: dict[str, int], word: str) -> Callable[[], float]:
 
 def _runs(service: LoopService) -> int:
     return sum(len(owner.table.slots) for owner in list(service.owners.values()) if owner.table is not None)
+
+
+def _stopped(service: LoopService) -> int:
+    tables = [owner.table for owner in list(service.owners.values()) if owner.table is not None]
+    return sum(bool(slot.problem) for table in tables for slot in list(table.slots.values()))

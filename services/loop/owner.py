@@ -19,7 +19,7 @@ from services.loop.positions import Progress, committed, positions
 from services.loop.runs import RunSlot
 from services.loop.shell import Counters, Shell
 from services.loop.table import RunTable
-from turnlog.codec import Unreadable
+from turnlog.codec import RegistryUnavailable, Unreadable
 from turnlog.core.records import Fence, FencePlace, InputRef, JournalRecord
 from turnlog.kafka.fenced import FenceMark, Pointer, last_fence_at_or_below, thinned
 from turnlog.kafka.jobs import LOADING
@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 ENDS_BEFORE_UNREADY = 5
 CUT_RETRY_S = 10.0
 NOT_OURS_RETRY_S = 1.0
+REGISTRY_RETRY_S = 10.0
 FENCES_KEPT = 100
 """Fences that an opening one names, besides the newest: one per hundredth of what is kept."""
 DAY_MS = 24 * 3_600_000
@@ -222,7 +223,12 @@ class PartitionOwner:
             return
         progress.read(record.offset)
         s = self.shell
-        found = s.reception.command(record) if record.topic == s.topics.commands else s.reception.result(record)
+        try:
+            found = s.reception.command(record) if record.topic == s.topics.commands else s.reception.result(record)
+        except RegistryUnavailable as problem:  # nothing is wrong with the record, and what comes behind it must wait
+            self.failed(f"{record.topic} offset {record.offset}: {problem}", cut=False)
+            self._retry_at = s.clock() + REGISTRY_RETRY_S
+            return
         if isinstance(found, Arrival):
             self.table.arrive(found)
         else:
@@ -540,7 +546,7 @@ class PartitionOwner:
         if own is None or table is None or own.ended is not None or own.unsure:
             return
         if self.index in self.shell.clients.consumer.owned():
-            table.effects.publish_all()
+            table.effects.publish_all(table.failed)
 
     def leave(self, *, lost: bool) -> None:
         """The group takes the partition away. Inside a callback: a commit is sent, not waited for (an older pointer is safe)."""

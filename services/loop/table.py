@@ -229,44 +229,35 @@ class RunTable:
     def _decide(self, slot: RunSlot, state: RunState, inbox: list[Queued]) -> None:
         """Decide these messages together on one copy and append what comes of them as one step."""
         slot.inbox = []
-        draft = state.copy()
         events: list[Event] = []
         refs: list[InputRef] = []
         records: list[Received] = []
-        taken = 0
-        size = 0
-        for item in inbox:
-            try:
+        taken = size = 0
+        try:
+            draft = state.copy()
+            for item in inbox:
                 size += self._take(slot, draft, item, events, refs, records)
-            except Exception as problem:  # noqa: BLE001 - the rules will raise it again: this run stops, not its partition
-                _log.exception("run %s: the rules failed on a message", slot.run_id)
-                made = [each for each in inbox[:taken] if each.record in records or each.done in slot.after]
-                return self.stop(slot, f"the rules failed on a message: {problem!r}", [*made, *inbox[taken:]])
-            taken += 1
-            if size > BATCH_BYTES:
-                break
-        if taken < len(inbox):
+                taken += 1
+                if size > BATCH_BYTES:
+                    break
             slot.inbox = inbox[taken:]
-        if not events:
-            if slot.inbox:
-                return self._decide(slot, state, slot.inbox)
-            if slot.trail is None:  # its start was refused: there is no such run
+            if events:
+                self._append_step(slot, state, draft, tuple(events), tuple(refs), tuple(records), inbox[:taken])
+            elif slot.inbox:
+                self._decide(slot, state, slot.inbox)
+            elif slot.trail is None:  # its start was refused: there is no such run
                 self.slots.pop(slot.run_id, None)
-                return
-            if not slot.wake:
+            elif not slot.wake:
                 self.set_wake(slot, next_wake(state))  # a timer that came to nothing must not silence the next
-            return
-        self._append_step(slot, state, draft, tuple(events), tuple(refs), tuple(records), inbox[:taken])
+        except Exception as problem:  # noqa: BLE001 - the rules will raise it again: this run stops, not its partition
+            made = [each for each in inbox[:taken] if each.record in records or each.done in slot.after]
+            if not slot.in_flight:  # else the step has them
+                slot.inbox = [*made, *inbox[taken:]]
+            self.failed(slot, problem)
 
     def _take(
-        self,
-        slot: RunSlot,
-        draft: RunState,
-        item: Queued,
-        events: list[Event],
-        refs: list[InputRef],
-        records: list[Received],
-    ) -> int:
+        self, slot: RunSlot, draft: RunState, item: Queued, events: list[Event], refs: list[InputRef], records: list[Received]
+    ) -> int:  # fmt: skip
         """One message; what it makes goes into the lists. Returns about how many bytes it adds."""
         message, record = item.message, item.record
         if record is None:
@@ -457,10 +448,13 @@ class RunTable:
         s.counters.steps += 1
         s.counters.events += len(ticket.events)
         state = slot.state
-        if state is None:
-            return
-        self.effects.leave(slot, state, ticket.events, trail.step, trail.digest, offset)
-        self.set_wake(slot, ticket.end if state.ended else next_wake(state))
+        if state is None:  # it was stopped meanwhile
+            return self.effects.unacked.add(offset)
+        try:
+            self.effects.leave(slot, state, ticket.events, trail.step, trail.digest, offset)
+            self.set_wake(slot, ticket.end if state.ended else next_wake(state))
+        except Exception as problem:  # noqa: BLE001 - as in deciding
+            return self.failed(slot, problem, offset)
         if state.ended:
             self._ended(slot, state, ticket.events)
 
@@ -525,14 +519,25 @@ class RunTable:
         if slot.in_flight:
             return  # looked at again when the step is valid
         now = self._shell.now()
-        for message in due_timers(slot.state, now) if self._owner.timely else ():
-            self._queue(slot, Queued(message))
-        if model_due(slot.state):
-            self._ask(slot, slot.state)
-        if not slot.inbox:
-            self.set_wake(slot, next_wake(slot.state))
+        try:
+            for message in due_timers(slot.state, now) if self._owner.timely else ():
+                self._queue(slot, Queued(message))
+            if model_due(slot.state):
+                self._ask(slot, slot.state)
+            if not slot.inbox:
+                self.set_wake(slot, next_wake(slot.state))
+        except Exception as problem:  # noqa: BLE001 - as in deciding
+            self.failed(slot, problem)
 
     # ------------------------------------------------------------ runs that stop
+
+    def failed(self, slot: RunSlot, problem: Exception, mark: int | None = None) -> None:
+        """Something that was asked of a run's state raised what nobody foresaw: that run stops. `mark` is a step whose effects may not
+        have left: it holds the floor, so that the next owner sends them."""
+        _log.error("run %s: the rules failed", slot.run_id, exc_info=problem)
+        if mark is not None:
+            self.effects.unacked.add(mark)
+        self.stop(slot, f"the rules failed on a message: {problem!r}", [])
 
     def stop(self, slot: RunSlot, problem: str, items: list[Queued]) -> None:
         """Stop one run for good under this build, with a clear error; the partition goes on (J1)."""
@@ -541,7 +546,7 @@ class RunTable:
         slot.inbox = [*items, *slot.inbox]
         slot.state = None
         self._cancel_ask(slot)
-        if slot.trail is None:
+        if slot.trail is None and not slot.in_flight:
             self.slots.pop(slot.run_id, None)
         self.memory.give_up(slot)
         self._turn_away(slot)
@@ -567,7 +572,7 @@ class RunTable:
             self.let_in()
         now = self._shell.now()
         if not self._ownership.unsure:
-            self.effects.publish_due(now)
+            self.effects.publish_due(now, self.failed)
         if live:
             self.memory.tick(now)
 

@@ -21,6 +21,7 @@ import pytest
 from services.loop.tokens import ReplyTokens
 from tests.broker_fixture import SharedBroker
 from tests.cli_journal import respelt
+from tests.integration.bare_producer import append
 from tests.integration.loop_stage import CODEC, PATIENCE_S, ROOT, SECRET, LoopProcess, Stage, result_for, until
 from turnlog.client import BadCommand
 from turnlog.core.agents import AgentSpec
@@ -197,6 +198,17 @@ def test_unreadable_records_become_dead_letters(place: Installation, topic: str,
     place.good_run(source.partition)
 
 
+def test_headers_that_are_no_text_cost_nothing_but_themselves(place: Installation) -> None:
+    """A client in C may name a header by any bytes (`kcat -H` in a terminal that is not UTF-8 does)."""
+    bootstrap, run_id = place.environment["TURNLOG_KAFKA__BOOTSTRAP_SERVERS"], place.run_id(0, "odd")
+    odd = [(b"fine", b"1"), (b"\xff\xfe", b"2")]
+    for topic in ("tool-results", "run-state", "agents", "tool-manifests"):
+        append(bootstrap, f"{place.prefix}{topic}", 0, b"some key", b"noise", odd)
+    append(bootstrap, f"{place.prefix}commands", 0, run_id.encode(), CODEC.encode(start_command(run_id)), odd)
+    assert place.client.wait(run_id, PATIENCE_S).status == "succeeded"
+    place.good_run(0)
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -229,6 +241,9 @@ COMMANDS = {
     ),
     "large labels": Wrong(
         Command("labels", "r", "start", start=StartRun("echo", labels=(("a", "b" * 20_000),))), "too_large", "labels", True
+    ),
+    "empty labels without number": Wrong(
+        Command("nothing", "r", "start", start=StartRun("echo", labels=(("", ""),) * 400_000)), "too_large", "labels", True
     ),
     "large input": Wrong(Command("large", "r", "input", input=SendInput("x" * 300_000)), "too_large", "262144 bytes", True),
 }  # fmt: skip

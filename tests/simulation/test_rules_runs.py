@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from services.loop import memory, projections, table
 from services.loop.known_runs import KnownRuns, state_headers
 from tests.simulation.loop_process import TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, STATES, Stage, answers, one_call
 from tests.simulation.test_rules_restore import takeover
+from turnlog.codec import RegistryUnavailable
+from turnlog.core.state import RunState
+from turnlog.kafka.partitioner import partition_of
 from turnlog.kafka.port import Partition, Reader, Received
+
+NAMES = [f"r{number}" for number in range(20)]
+
+
+def home(run_id: str) -> int:
+    """Of two partitions, which is the run's."""
+    return partition_of(run_id.encode(), 2)
+
 
 # ---------------------------------------------------------------- J10
 
@@ -317,3 +330,107 @@ def test_j12_known_runs_are_those_with_a_record_and_those_just_let_go() -> None:
     assert all(run in known for run in ("a", "b", "c"))
     known.take(Received("run-state", 0, 2, b"a", None, (), 0))
     assert "a" not in known
+
+
+# ---------------------------------------------------------------- a run that the rules fail on
+
+
+FAULTS = {
+    "a copy of its state": (RunState, "copy"),
+    "a rule": (table, "advance"),
+    "its next timer": (table, "next_wake"),
+    "its end": (table, "open_until"),
+    "whether a model is due": (table, "model_due"),
+    "the request to its model": (table, "model_request"),
+    "its timers": (table, "due_timers"),
+    "its summary": (projections, "summary"),
+    "a tool request": (projections, "tool_request"),
+    "its ledger": (projections, "ledger_entries"),
+    "its state as a snapshot": (memory, "to_json"),
+}
+"""Every question about a run's state that the shell asks, by what it is about."""
+
+
+@pytest.mark.parametrize("about", FAULTS)
+def test_whatever_the_rules_raise_stops_one_run_until_a_build_that_does_not(
+    about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, name = FAULTS[about]
+    sound: Callable[..., Any] = getattr(where, name)
+
+    def fails_on_one(subject: RunState | str, *rest: Any) -> Any:
+        if "bad" in (subject, getattr(subject, "run_id", "")):
+            raise ZeroDivisionError("a fault of this build")
+        return sound(subject, *rest)
+
+    stage = Stage(one_call, snapshot_bytes=1)
+    process = stage.live()
+    monkeypatch.setattr(where, name, fails_on_one)
+    for run_id in ("bad", "good"):
+        stage.run(run_id)
+    stage.spin(process, ms=200, rounds=6)
+    for request in stage.requests():
+        stage.answer(request)
+    stage.spin(process, ms=400, rounds=10)  # the calls' deadline is 3 s
+    assert stage.summary("good").status == "succeeded"  # type: ignore[union-attr]
+
+    monkeypatch.undo()
+    mended = takeover(stage, process)
+    if not stage.journal("bad"):  # its start was refused
+        stage.run("bad")
+    stage.spin(mended, ms=200, rounds=6)
+    for request in stage.requests():
+        stage.answer(request)
+    stage.spin(mended, ms=400, rounds=10)
+    assert "run_succeeded" in stage.kinds("bad")
+    assert stage.summary("bad").status == "succeeded"  # type: ignore[union-attr]
+    (key,) = {request.call_key for request in stage.requests() if request.run_id == "bad"}
+    ledger = [record.key for record in stage.cluster.log(Partition(TOPICS.ledger, 0))]
+    assert key.encode() in ledger
+
+
+# ---------------------------------------------------------------- a registry that does not answer
+
+
+def test_a_record_that_only_the_registry_can_read_holds_its_partition_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(answers, partitions=2)
+    process = stage.live()
+    odd, sound = next(n for n in NAMES if home(n) == 0), next(n for n in NAMES if home(n) == 1)
+    read = process.shell.reception.command
+
+    def unanswered(record: Received) -> Any:
+        if record.partition == 0:
+            raise RegistryUnavailable("it is down")
+        return read(record)
+
+    with monkeypatch.context() as down:
+        down.setattr(process.shell.reception, "command", unanswered)
+        stage.run(odd)
+        stage.run(sound)
+        stage.spin(process, ms=100, rounds=10)
+        assert "it is down" in (process.service.unready or "")
+        assert stage.journal(sound, 1)[-1].record.events[-1].kind == "run_succeeded"
+        assert not stage.letters()
+    stage.until(process, lambda: process.service.unready is None)
+    stage.spin(process, ms=100, rounds=4)
+    assert stage.journal(odd)[-1].record.events[-1].kind == "run_succeeded"
+
+
+def test_a_run_that_only_the_registry_can_read_is_loaded_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(answers, park_after_ms=600)
+    process = stage.live()
+    stage.run("r1", agent="talk")
+    stage.spin(process, ms=200, rounds=10)
+
+    def unanswered(*_: Any) -> Any:
+        raise RegistryUnavailable("it is down")
+
+    with monkeypatch.context() as down:
+        down.setattr(memory, "load", unanswered)
+        told = stage.input("r1")
+        stage.spin(process, ms=100, rounds=10)
+        assert not stage.outcomes(told)
+    stage.spin(process, ms=100, rounds=10)
+    assert [outcome.outcome for outcome in stage.outcomes(told)] == ["accepted"]

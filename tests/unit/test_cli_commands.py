@@ -227,6 +227,19 @@ def test_what_a_run_waits_for(world: World) -> None:
     assert "is a worker running?" in text
 
 
+def test_a_run_that_its_owner_stopped_says_so(world: World) -> None:
+    """The journal does not know of it: the run would look as if it waited for a tool for ever."""
+    world.writer.start("case-1")
+    (call,) = world.writer.ask_tool("case-1", "Ada")
+    told = letter(b"result")._replace(reason="run_stopped", detail="run case-1 is stopped: the rules failed")
+    world.put("dead-letters", "case-1", told._replace(key=call.encode(), at=0))
+    assert world.lines("runs", "explain", "case-1")[0]["turned_away"] == "", "it went on since"
+    world.put("dead-letters", "case-1", told._replace(key=call.encode(), at=2**53))
+    world.put("dead-letters", "case-1", told._replace(key=b"case-10", at=2**53, detail="another"))
+    assert world.lines("runs", "explain", "case-1")[0]["turned_away"] == told.detail
+    assert f"turned away: {told.detail}" in world.run("runs", "explain", "case-1").stdout
+
+
 def test_the_lag_of_a_toolset_is_told(world: World) -> None:
     world.cluster.create("tool-requests.office", 1)
     for _ in range(3):

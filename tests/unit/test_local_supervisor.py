@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from turnlog.local.errors import ChildFailed, SystemRunning
+from turnlog.local.errors import ChildFailed, LocalError, SystemRunning
 from turnlog.local.process import ProcessName
-from turnlog.local.service import ServiceSpec
+from turnlog.local.service import Service, ServiceSpec
+from turnlog.local.state import StateDir
 from turnlog.local.supervisor import BOOTSTRAP_VARIABLE, System
 
 # A service as the supervisor sees one: it writes its port to a file, answers health, and ends on SIGTERM.
@@ -80,6 +82,27 @@ def test_of_two_in_one_folder_the_second_is_refused(tmp_path: Path) -> None:
             System.start(tmp_path)
     with System.start(tmp_path):
         pass
+
+
+def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(LocalError, match=r"cannot be used: .*file"):
+            System.start(path)
+        assert StateDir(path / "broker").last_address() is None
+
+
+def test_a_disk_that_refuses_while_it_runs_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watcher is a thread: what it does not tell, nobody hears, and nothing is mended any more."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with System.start(tmp_path, [service("loop")], restart=True) as system:
+        monkeypatch.setattr(Service, "start", refused)
+        os.kill(system.child("loop").pid, signal.SIGKILL)
+        with pytest.raises(LocalError, match="No space left"):
+            system.wait(20)
 
 
 def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def list_letters(
     """
     wanted = [
         letter
-        for letter in _once(_letters(session(context)))
+        for letter in _once(all_letters(session(context)))
         if reason in (None, letter.body.reason) and topic in (None, letter.body.source.topic)
     ]
     wanted.sort(key=lambda letter: letter.body.at)
@@ -155,7 +155,8 @@ def _send(here: Session, letters: list[Letter]) -> Iterator[tuple[Letter, int | 
         producer.close()
 
 
-def _letters(here: Session) -> Iterator[Letter]:
+def all_letters(here: Session) -> Iterator[Letter]:
+    """Every dead letter, by partition; what is none is told and passed over."""
     for received in all_records(here.reader, here.partitions("dead-letters")):
         letter_id = f"{received.partition}:{received.offset}"
         try:

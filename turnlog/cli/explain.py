@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from turnlog.cli.dead_letters import all_letters
 from turnlog.cli.output import emit, fields, from_now, plain, say, when
 from turnlog.cli.wiring import Session, tool_group
 from turnlog.client import RunUnknown
 from turnlog.core import pending
 from turnlog.core.events import CallRequested, Event, ModelFailure, Timer
-from turnlog.core.ids import place
+from turnlog.core.ids import place, run_of_key
 from turnlog.core.records import JournalRecord
 from turnlog.core.state import REQUESTED, RETRYING, SETTLED, Call, RunState
 from turnlog.journal.entries import Entry
@@ -63,6 +64,8 @@ class Explanation(NamedTuple):
     owner: Owner | None
     broken: str
     error: str
+    turned_away: str = ""
+    """Why its owner took nothing for it any more since its last step: it is stopped there, and the journal does not know."""
 
 
 def show(here: Session, run_id: str, now: int, json: bool) -> None:
@@ -76,11 +79,24 @@ def show(here: Session, run_id: str, now: int, json: bool) -> None:
         lag_of(here.admin, tool_group(here.prefix, toolset), toolset, topic)
         for toolset, topic in sorted(topics.items())
     )
-    found = found._replace(groups=groups)
+    since = max((entry.timestamp_ms for entry in entries if entry.run_id == run_id), default=0)
+    found = found._replace(groups=groups, turned_away=_turned_away(here, run_id, since))
     if json:
         emit(plain(found))
     else:
         _print(found, now)
+
+
+def _turned_away(here: Session, run_id: str, since: int) -> str:
+    """The newest word of the loop that it is stopped. Something must have arrived for it; until then only a metric tells."""
+    of_it = [
+        letter.body
+        for letter in all_letters(here)
+        if letter.body.reason == "run_stopped"
+        and letter.body.at >= since
+        and run_of_key((letter.body.key or b"").decode("utf-8", "replace")) == run_id
+    ]
+    return max(of_it, key=lambda body: body.at).detail if of_it else ""
 
 
 def explanation(run_id: str, entries: list[Entry], load_blob: LoadBlob = no_blobs) -> Explanation:
@@ -197,6 +213,9 @@ def _print(found: Explanation, now: int) -> None:
     fields([("run", found.run_id), ("status", status), ("error", found.error), ("step", found.step)])
     if found.broken:
         say(f"its chain is broken, it can never go on: {found.broken}")
+    if found.turned_away:
+        say(f"what came for it was turned away: {found.turned_away}")
+        say("when that is mended: turnlog dead-letters list --reason run_stopped, and retry")
     if not found.waits:
         say("it waits for nothing")
     for wait in found.waits:

@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import methodcaller
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -65,11 +66,26 @@ def received(messages: Iterable[Message]) -> list[Received]:
             message.offset() or 0,
             message.key(),
             message.value(),
-            tuple(message.headers() or ()),  # type: ignore[arg-type]  # read headers are always a list with bytes
+            _headers(message),
             message.timestamp()[1],
         )
         for message in messages
     ]
+
+
+_read_headers: Callable[[Message], Any] = methodcaller("headers")
+"""Not `message.headers()`: for a name that is no UTF-8 the library sets an exception and yet returns a list, with a null pointer where
+the name belongs. The interpreter's quick call of such a method looks at the list alone; the call in here looks at both."""
+
+
+def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    """The headers of a message; none where a name is no UTF-8, which a client in C may write: the library cannot give us those."""
+    try:
+        return tuple(_read_headers(message) or ())
+    except (SystemError, UnicodeDecodeError):
+        where = (message.topic(), message.partition(), message.offset())
+        _log.warning("%s[%s] offset %s: its headers are dropped, a name in them is no UTF-8", *where)
+        return ()
 
 
 def serious(error: LogError) -> bool:

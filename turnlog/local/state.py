@@ -165,7 +165,7 @@ class StateDir:
         """Whom the pid file names, dead or alive."""
         try:
             return RunningBroker(**json.loads(self._pid.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError):
             return None
 
     def forget_running(self) -> None:

@@ -89,13 +89,14 @@ class System:
         SystemRunning if another System lives in this state directory: their loops would throw each other out.
         """
         state_dir = state_dir.absolute()
-        state_dir.mkdir(parents=True, exist_ok=True)
-        hold = _held(state_dir)
-        try:
-            broker, bootstrap = _cluster(state_dir, port, broker_overrides, reuse_broker, progress)
-        except BaseException:
-            hold.close()
-            raise
+        with _usable(state_dir):
+            state_dir.mkdir(parents=True, exist_ok=True)
+            hold = _held(state_dir)
+            try:
+                broker, bootstrap = _cluster(state_dir, port, broker_overrides, reuse_broker, progress)
+            except BaseException:
+                hold.close()
+                raise
         given = {BOOTSTRAP_VARIABLE: bootstrap, "TURNLOG_STATE_DIR": str(state_dir), **(env or {})}
         given.setdefault(SECRET_VARIABLE, os.environ.get(SECRET_VARIABLE) or _secret(state_dir))
         system = cls(state_dir, broker, given, restart=restart, progress=progress, hold=hold)
@@ -172,7 +173,8 @@ class System:
     def _watch(self) -> None:
         while not self._stopping.wait(WATCH_S):
             try:
-                self._tend()
+                with _usable(self.state_dir):
+                    self._tend()
             except LocalError as error:
                 self._failure = error
                 self.failed.set()
@@ -276,6 +278,18 @@ def _cluster(
         progress(f"using the broker that already runs here: {running.bootstrap}, pid {running.pid}")
         return None, running.bootstrap
     return broker, broker.bootstrap
+
+
+@contextlib.contextmanager
+def _usable(state_dir: Path) -> Iterator[None]:
+    """Within the block, what the disk refuses is told as a LocalError."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalError(
+            f"The state directory {_shown(state_dir)} cannot be used: {error}.",
+            "choose one that you may write, on a disk with room (TURNLOG_STATE_DIR or --state)",
+        ) from error
 
 
 def _held(state_dir: Path) -> TextIO:
