@@ -30,7 +30,8 @@ from turnlog.kafka.port import LogError, Partition, Received, Retryable
 _log = logging.getLogger(__name__)
 
 ENDS_BEFORE_UNREADY = 5
-CUT_RETRY_S = 10.0
+OPERATOR_RETRY_S = 10.0
+"""So long what only an operator can mend is left alone: nobody is helped by a fence a tenth of a second."""
 NOT_OURS_RETRY_S = 1.0
 REGISTRY_RETRY_S = 10.0
 FENCES_KEPT = 100
@@ -150,7 +151,7 @@ class PartitionOwner:
     def failed(self, reason: str, *, cut: bool) -> None:
         self._end_count()
         self._close(reason)
-        self._retry_at = self.shell.clock() + (CUT_RETRY_S if cut else self.shell.random.uniform(0.2, 1.0))
+        self._retry_at = self.shell.clock() + (OPERATOR_RETRY_S if cut else self.shell.random.uniform(0.2, 1.0))
         log = _log.error if cut else _log.warning
         log("partition %d is not open: %s", self.index, reason)
 
@@ -493,8 +494,8 @@ class PartitionOwner:
             self._remember_cut()
         self._doubtful = end is End.FOREIGN_FENCE
         self._close(reason)
-        if end is End.CUT:
-            self._retry_at = self.shell.clock() + CUT_RETRY_S
+        if end in (End.CUT, End.TOO_LARGE):
+            self._retry_at = self.shell.clock() + OPERATOR_RETRY_S
         else:
             self._retry_at = self.shell.clock() + (self.shell.random.uniform(0.2, 1.5) if self._doubtful else 0.05)
 

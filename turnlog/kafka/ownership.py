@@ -20,7 +20,7 @@ from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from turnlog.kafka.fenced import FENCE, TOKEN_BYTES, RecordHeader, header_of, headers_of
-from turnlog.kafka.port import Cluster, Delivered, LogError, Partition, Producer, QueueFull, Received
+from turnlog.kafka.port import Cluster, Delivered, LogError, Partition, Producer, QueueFull, Received, TooLarge
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class End(Enum):
     """Another ownership opened behind this one: confirm, then open again or leave (J7)."""
     PRODUCER = "producer"
     """The fate of a record is unknown: a new producer, then open again."""
+    TOO_LARGE = "too large"
+    """The same, because the topic takes smaller records than it must: without an operator it will come again."""
     CUT = "cut"
     """The log is shorter than it was: an operator must look (J15)."""
     LEFT = "left"
@@ -240,14 +242,20 @@ class FencedWriter:
                 continue
             lost = report.error is not None or report.offset is None
             if lost:  # before anything else is told: nothing of this producer may be released any more
-                self.renew(f"the fate of a record is unknown: {report.error or 'acknowledged without an offset'}")
+                self._renew_for(report.error)
             if isinstance(ticket, _Appended):
                 ticket.owner.acknowledged(ticket.ticket, report)
             else:
                 ticket(None if lost else report.offset, report.error)
         return count
 
-    def renew(self, reason: str) -> None:
+    def _renew_for(self, error: LogError | None) -> None:
+        if isinstance(error, TooLarge):  # of a whole batch: which of its records it was is not said
+            what = f"it refused a record as too large: raise its max.message.bytes, as `turnlog topics check` says ({error})"
+            return self.renew(what, End.TOO_LARGE)
+        return self.renew(f"the fate of a record is unknown: {error or 'acknowledged without an offset'}")
+
+    def renew(self, reason: str, end: End = End.PRODUCER) -> None:
         """End every ownership of this producer, close it, make another (J7)."""
         _log.error("%s[*]: %s; a new producer is made", self.topic, reason)
         self._life += 1
@@ -256,7 +264,7 @@ class FencedWriter:
         old.close()
         ended, self._ownerships = self._ownerships, {}
         for ownership in ended:
-            ownership.end(End.PRODUCER, reason)
+            ownership.end(end, reason)
 
     def leave(self, ownership: Ownership[Any]) -> None:
         """The owner gives the partition up; reports that still come are for nobody."""
