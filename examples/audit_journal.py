@@ -1,6 +1,8 @@
 """Re-checks hash chains and fence rule of a whole journal without Turnlog (JOURNAL.md, J1): a line a fault, exit 1 if any.
 
 python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
+
+What cannot be judged is no clean journal: exit 1 as well where there is no such topic, or where nothing in it could be read.
 """
 
 # mypy: ignore-errors
@@ -15,7 +17,10 @@ from pathlib import Path
 import fastavro
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
-bootstrap, topic, source = sys.argv[1:] + ["turnlog.journal", "schemas/released"][len(sys.argv) - 2 :]
+if not 2 <= len(sys.argv) <= 4 or sys.argv[1].startswith("-"):
+    sys.exit(__doc__)
+released = Path(__file__).parents[1] / "schemas" / "released"
+bootstrap, topic, source = sys.argv[1:] + ["turnlog.journal", str(released)][len(sys.argv) - 2 :]
 
 
 @functools.cache
@@ -52,7 +57,7 @@ def judge(message, record, fence):
 
 fences, heads, counts = {}, {}, Counter()
 consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "audit", "enable.partition.eof": True})
-unread = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions)
+unread = set(consumer.list_topics(topic, timeout=30).topics[topic].partitions) or sys.exit(f"there is no topic {topic}")
 consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in unread])
 while unread:
     message = consumer.poll(60) or sys.exit(f"{topic} cannot be read")
@@ -77,4 +82,6 @@ while unread:
     counts[verdict] += 1
 consumer.close()
 print(f"{topic}: {len(heads)} runs", *(f"{count} {verdict}" for verdict, count in sorted(counts.items())), sep=", ")
+if counts and not counts.keys() - {"unreadable"}:
+    sys.exit(f"nothing could be read: are the schemas in {source}?")
 sys.exit(1 if counts["BROKEN"] else 0)

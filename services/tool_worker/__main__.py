@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from turnlog.settings import BadSettings, from_environment, settings_table
-from turnlog.tools import Toolset
+from turnlog.tools import ToolDefinitionError, Toolset
 from turnlog.tools.settings import WorkerSettings
+from turnlog.tools.toolset import told_with_place
 from turnlog.tools.worker import run_worker
 
 EXIT_MISCONFIGURED = 2
@@ -51,6 +52,8 @@ def load(target: str) -> Toolset:
         if problem.name is None or not f"{module_name}.".startswith(f"{problem.name}."):
             raise
         raise NoToolset(f"there is no module {module_name!r}") from None
+    except (ToolDefinitionError, SyntaxError) as problem:
+        raise NoToolset(f"module {module_name!r} cannot be used: {told_with_place(problem)}") from None
     found = getattr(module, name, None)
     if not isinstance(found, Toolset):
         has = [key for key, value in vars(module).items() if isinstance(value, Toolset)]

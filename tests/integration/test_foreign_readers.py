@@ -32,6 +32,7 @@ from turnlog.kafka.topics import specs
 TOPICS = {f"{spec.name}.airline" if spec.per_toolset else spec.name: spec.value for spec in specs().values()}
 """Topic to record."""
 PARTITIONS = 4
+AUDIT = Path(__file__).parents[2] / "examples" / "audit_journal.py"
 Headers = list[tuple[str, str | bytes | None]]
 JAVA = {"partitioner": "murmur2_random"}
 
@@ -137,13 +138,15 @@ class Journal:
         return sha256(self._values[run][-1]).digest()
 
     def audit(self, bootstrap: str, *source: str) -> tuple[int, str]:
+        status, said, wrong = self.run_audit(bootstrap, self.topic, *source)
+        assert not wrong, wrong
+        return status, said
+
+    def run_audit(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit status, standard output, standard error."""
         assert self._producer.flush(30) == 0
-        program = Path(__file__).parents[2] / "examples" / "audit_journal.py"
-        sources = source or (str(Path(__file__).parents[2] / "schemas" / "released"),)
-        command = [sys.executable, str(program), bootstrap, self.topic, *sources]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-        assert not done.stderr, done.stderr
-        return done.returncode, done.stdout
+        done = subprocess.run([sys.executable, str(AUDIT), *arguments], capture_output=True, text=True, timeout=90)
+        return done.returncode, done.stdout, done.stderr
 
 
 A, B = b"a" * 16, b"b" * 16
@@ -212,10 +215,33 @@ def test_audit_goes_on_after_what_is_no_record(journal: Journal, broker: SharedB
     assert (status, "1 unreadable" in said, "5 step" in said) == (0, True, True), said
 
 
+def test_audit_that_could_judge_nothing_is_no_clean_one(
+    journal: Journal, broker: SharedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good(journal)
+    assert journal.run_audit(broker.bootstrap, journal.topic, str(tmp_path)) == (
+        1,
+        f"{journal.topic}: 0 runs, 12 unreadable\n",
+        f"nothing could be read: are the schemas in {tmp_path}?\n",
+    )
+    status, _, said = journal.run_audit(broker.bootstrap, f"{journal.topic}-mistyped")
+    assert (status, said) == (1, f"there is no topic {journal.topic}-mistyped\n")
+    monkeypatch.chdir(tmp_path)  # its own schemas are found from any folder
+    status, said, _ = journal.run_audit(broker.bootstrap, journal.topic)
+    assert (status, "unreadable" in said) == (0, False), said
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("a", "b", "c", "d")])
+def test_audit_says_how_it_is_called(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, str(AUDIT), *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "python audit_journal.py BOOTSTRAP" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_audit_with_schemas_from_the_registry(topics: Topics) -> None:
     """The examples are no whole journal, so only what could be read counts: all of it."""
-    program = Path(__file__).parents[2] / "examples" / "audit_journal.py"
-    command = [sys.executable, str(program), topics.bootstrap, f"{topics.prefix}journal", topics.registry]
+    command = [sys.executable, str(AUDIT), topics.bootstrap, f"{topics.prefix}journal", topics.registry]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert not done.stderr, done.stderr
     assert "unreadable" not in done.stdout

@@ -251,7 +251,10 @@ def test_the_lag_of_a_toolset_is_told(world: World) -> None:
     world.writer.ask_tool("case-1", "Ada")
     (said,) = world.lines("runs", "explain", "case-1")
     assert said["groups"][0]["lag"] == 2
-    assert "2 requests behind on tool-requests.office: is a worker" in world.run("runs", "explain", "case-1").stdout
+    assert (
+        "2 requests behind on tool-requests.office, what a worker has begun included: is one"
+        in world.run("runs", "explain", "case-1").stdout
+    )
 
 
 @pytest.mark.parametrize(

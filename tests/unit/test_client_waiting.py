@@ -171,7 +171,7 @@ def test_a_forgotten_run_is_unknown(loop: Loop, client: Client) -> None:
 
 def test_time_is_bounded_and_says_what_is_known(loop: Loop, client: Client) -> None:
     loop.summary("r1", 1, "waiting", "input")
-    with pytest.raises(TimedOut, match="it is waiting, waiting for input"):
+    with pytest.raises(TimedOut, match=r"waited 0\.2 s in vain for run .r1.: it is waiting, waiting for input"):
         client.wait("r1", 0.2)
     with pytest.raises(TimeoutError, match="nothing is known"):
         client.wait("r2", 0.1)

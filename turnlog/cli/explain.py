@@ -255,4 +255,4 @@ def _group_line(group: GroupLag) -> str:
     if group.lag is None:
         return f"toolset {group.toolset}: group {group.group} has never committed on {group.topic}, {counted(group.waiting_in, 'request')} lie there: is a worker running?"
     behind = f"toolset {group.toolset}: group {group.group} is {counted(group.lag, 'request')} behind on {group.topic}"
-    return f"{behind}: is a worker running, and keeping up?" if group.lag else behind
+    return f"{behind}, what a worker has begun included: is one running, and keeping up?" if group.lag else behind

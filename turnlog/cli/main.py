@@ -27,7 +27,7 @@ HELP = """Turnlog runs AI agents on Kafka: every fact about a run is one event i
   turnlog runs explain RUN                       what it is waiting for
 
 Settings come from TURNLOG_... variables (`turnlog settings` lists them). Without TURNLOG_KAFKA__BOOTSTRAP_SERVERS the broker that
-`turnlog up` started from this folder is used.
+`turnlog up` started from this folder is used, and where there was none, 127.0.0.1:9092.
 
 [bold]Exit codes[/]: 0 done; 1 done, and the answer is bad (a run failed, a check found something); 2 wrong arguments or
 settings; 3 no such thing; 4 refused; 5 cluster not reachable or not allowed; 6 timed out; 130 Ctrl-C.

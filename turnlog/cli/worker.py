@@ -38,7 +38,7 @@ the loop learns of them without a deploy. On SIGTERM it finishes what it has beg
 
   turnlog worker mytools:tools
 
-Exit codes: 0 stopped, 2 no such toolset, 3 Kafka refused the worker for good.
+Exit codes: 0 stopped, 2 no such toolset, or a wrong one, 3 Kafka refused the worker for good.
 """
 
 
@@ -64,7 +64,8 @@ def worker(
 
 def load_toolset(target: str) -> Toolset:
     """The toolset that `target` names. Raises CliError; an error inside the module itself is not hidden."""
-    from turnlog.tools import Toolset
+    from turnlog.tools import ToolDefinitionError, Toolset
+    from turnlog.tools.toolset import told_with_place
 
     module_name, name = check_target(target)
     try:
@@ -75,6 +76,8 @@ def load_toolset(target: str) -> Toolset:
         raise CliError(
             f"there is no module {module_name!r}", f"looked in {Path.cwd()} and the installed packages"
         ) from None
+    except (ToolDefinitionError, SyntaxError) as problem:
+        raise CliError(f"module {module_name!r} cannot be used: {told_with_place(problem)}") from None
     found = getattr(module, name, None)
     if not isinstance(found, Toolset):
         known = [n for n, value in vars(module).items() if isinstance(value, Toolset)]

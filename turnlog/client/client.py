@@ -258,8 +258,8 @@ class Client:
             if watch.look:
                 self._look(watch)
             elif time.monotonic() >= deadline:
-                known = "nothing is known of it" if watch.summary is None else f"it is {_said(watch.summary)}"
-                raise TimedOut(f"run {run_id!r} is not there yet after {timeout_s or 0:g} s: {known}")
+                known = "nothing is known of it yet" if watch.summary is None else f"it is {_said(watch.summary)}"
+                raise TimedOut(f"waited {timeout_s or 0:g} s in vain for run {run_id!r}: {known}")
 
     def _look(self, watch: Watch) -> None:
         """Read the topic once for a run that this client did not start."""

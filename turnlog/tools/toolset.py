@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,14 @@ MOST_ATTEMPTS: Final = CALL_ATTEMPTS
 MOST_SCHEMA_BYTES: Final = 64 * 1024
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def told_with_place(problem: ToolDefinitionError | SyntaxError) -> str:
+    """What is wrong with a module of tools, and where: the last line of its traceback that is the tool team's own."""
+    if isinstance(problem, SyntaxError):
+        return f"{problem.msg} ({problem.filename}, line {problem.lineno})"
+    frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if frame.filename != __file__]
+    return f"{problem} ({frames[-1].filename}, line {frames[-1].lineno})" if frames else str(problem)
 
 
 class ToolDefinitionError(Exception):
