@@ -11,6 +11,7 @@ from tests.simulation.loop_stage import COMMANDS, JOURNAL, STATES, Stage, answer
 from tests.simulation.test_rules_restore import takeover
 from turnlog.core.events import Input, ModelAnswer
 from turnlog.core.records import Command, StartRun
+from turnlog.kafka.fenced import FENCE
 from turnlog.kafka.partitioner import partition_of
 
 
@@ -30,6 +31,26 @@ def test_a_step_too_large_is_split_and_keeps_its_order() -> None:
     assert [each for step in steps for each in step] == given
     assert len([step for step in steps if step]) >= 3
     assert all(len(entry.raw.value or b"") <= 1_500 for entry in stage.journal("r1"))
+
+
+def test_a_journal_that_takes_too_small_records_is_left_alone_until_an_operator_mends_it() -> None:
+    """The fate of what was in flight is known as little as after any other error; but the next attempt would end as this one."""
+    stage = Stage(answers)
+    process = stage.live()
+    journal = stage.cluster.topic(TOPICS.journal)
+    journal.config = {"max.message.bytes": "2000"}
+    stage.command("large", "start", start=StartRun("work", input="x" * 5000))
+    fences = len(stage.journal()) - len(stage.journal("large"))
+    stage.spin(process, rounds=300, ms=100)
+    assert 1 <= process.shell.counters.ownership_ends["too_large"] <= 4, "within 30 s"
+    stage.until(process, lambda: "raise its max.message.bytes" in str(process.service.unready))
+    stage.run("small")
+    journal.config = {}
+    stage.until(
+        process,
+        lambda: all(stage.journal(run) and stage.journal(run)[-1].header.end >= 0 for run in ("large", "small")),
+    )
+    assert len([entry for entry in stage.journal() if entry.header.kind == FENCE]) <= fences + 6
 
 
 def test_an_answer_that_fits_in_no_step_fails_the_run_and_nothing_is_cut() -> None:

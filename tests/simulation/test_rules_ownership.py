@@ -11,7 +11,6 @@ import pytest
 from services.loop.owner import DAY_MS
 from tests.simulation.loop_process import GROUP, REQUESTS, TOPICS
 from tests.simulation.loop_stage import COMMANDS, JOURNAL, RESULTS, Stage, answers, one_call, two_calls
-from turnlog.core.records import StartRun
 from turnlog.kafka.fenced import FENCE, SNAPSHOT, STEP, PartitionFold, RecordHeader, Verdict, header_of, headers_of
 from turnlog.kafka.ownership import End, FencedWriter, Ownership
 from turnlog.kafka.port import Fatal, LogError, NotOwner, Partition, Rebalancing, Received
@@ -520,26 +519,6 @@ def test_j07_an_unknown_fate_ends_every_ownership_of_the_producer(fault: str) ->
     assert second.ended is End.PRODUCER
     with pytest.raises(Fatal):
         producer.produce("journal", b"closed", partition=0)
-
-
-def test_j07_a_journal_that_takes_too_small_records_is_left_alone_until_an_operator_mends_it() -> None:
-    """The fate of what was in flight is known as little as after any other error; but the next attempt would end as this one."""
-    stage = Stage(answers)
-    process = stage.live()
-    journal = stage.cluster.topic(TOPICS.journal)
-    journal.config = {"max.message.bytes": "2000"}
-    stage.command("large", "start", start=StartRun("work", input="x" * 5000))
-    fences = len(stage.journal()) - len(stage.journal("large"))
-    stage.spin(process, rounds=300, ms=100)
-    assert 1 <= process.shell.counters.ownership_ends["too_large"] <= 4, "within 30 s"
-    stage.until(process, lambda: "raise its max.message.bytes" in str(process.service.unready))
-    stage.run("small")
-    journal.config = {}
-    stage.until(
-        process,
-        lambda: all(stage.journal(run) and stage.journal(run)[-1].header.end >= 0 for run in ("large", "small")),
-    )
-    assert len([entry for entry in stage.journal() if entry.header.kind == FENCE]) <= fences + 6
 
 
 def test_j07_what_a_dead_producer_still_reports_counts_for_nothing() -> None:
