@@ -1,4 +1,4 @@
-"""Re-checks hash chains and fence rule of a whole journal without Turnlog (JOURNAL.md, J1): a line a fault, exit 1 if any.
+"""Re-checks hash chains and fence rule of a whole journal without Turnlog (docs/journal.md, J1): a line a fault, exit 1 if any.
 
 python audit_journal.py BOOTSTRAP [TOPIC [SCHEMAS]]      SCHEMAS: a folder of numbered files, or a registry's URL
 

@@ -1,4 +1,4 @@
-"""Reply tokens: HMAC-SHA256 over what a result must name, so that no toolset can answer for another (DESIGN.md §2)."""
+"""Reply tokens: HMAC-SHA256 over what a result must name, so that no toolset can answer for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real broker does when answers are lost, processes sleep and brokers die, seen through the port (JOURNAL.md).
+"""What a real broker does when answers are lost, processes sleep and brokers die, seen through the port (docs/journal.md).
 
 A proxy stands before the broker. These are the facts the journal's rules were made for: a test that fails after an upgrade of
 Kafka or librdkafka says that a rule may be needed no longer, or no longer suffices.
@@ -189,7 +189,7 @@ def test_a_producer_that_the_broker_forgot_repeats_a_record(forgetful: Faulty) -
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_a_restart_under_persisted_appends_gives_true_offsets(faulty: Faulty, how: str) -> None:
-    """JOURNAL.md, client settings: with five requests in flight this ended in a fatal error; with one it must not."""
+    """docs/journal.md, client settings: with five requests in flight this ended in a fatal error; with one it must not."""
     appender = Appender(faulty.cluster.producer("restart"), faulty.topic())
     appender.append(b"fence")
     held = faulty.proxy.on(PRODUCE, Action.HOLD_ANSWER, containing=b"step")

@@ -1,4 +1,4 @@
-"""Loops behind a broker that is killed, stopped, or whose answers get lost: a proxy stands before it (JOURNAL.md, J2, J6, J7).
+"""Loops behind a broker that is killed, stopped, or whose answers get lost: a proxy stands before it (docs/journal.md, J2, J6, J7).
 
 One broker serves all tests of this file. It forgets idle producers after 4 s, so that repeats can be brought about.
 """

@@ -1,4 +1,4 @@
-"""The log is not what the loop knew: topics made anew, positions gone (JOURNAL.md, J9 and J15).
+"""The log is not what the loop knew: topics made anew, positions gone (docs/journal.md, J9 and J15).
 
 It appends nothing, says why where operators look, and goes on once one of them has adopted the log as it is.
 """

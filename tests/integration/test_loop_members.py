@@ -1,4 +1,4 @@
-"""Loop processes that share an installation: stopped, killed, told to go, joined by others, started twice (JOURNAL.md, J3 and J7)."""
+"""Loop processes that share an installation: stopped, killed, told to go, joined by others, started twice (docs/journal.md, J3 and J7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop finds again: after kill -9 at any moment, after parking, from a snapshot, from the floor (JOURNAL.md, J8 to J10)."""
+"""What a loop finds again: after kill -9 at any moment, after parking, from a snapshot, from the floor (docs/journal.md, J8 to J10)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recorded runs as files one can read: a first line that tells the story, one line a step, a last line with where it led.
 
 They stand for the journals of released versions. A history is written once, by `python -m tests.replay.record NAME`, and never
-again: when a test of this folder fails, it is the code that broke a promise (DESIGN.md: rules have a revision).
+again: when a test of this folder fails, it is the code that broke a promise (docs/words.md: rules).
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_every_file_is_a_record_of_ours() -> None:
 
 
 def test_payloads_are_no_union() -> None:
-    """Flink makes a union of several records opaque, and AvroDeserializer drops the branch (JOURNAL.md, Records)."""
+    """Flink makes a union of several records opaque, and AvroDeserializer drops the branch (docs/journal.md)."""
     for _, record in DEFINITIONS:
         for field in record["fields"]:
             if isinstance(field["type"], list):

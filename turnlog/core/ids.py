@@ -54,7 +54,7 @@ _encode = _encode_made_once()
 
 
 def canonical_json(value: Any) -> str:
-    """Canonical JSON (DESIGN.md §2): sorted names, no spaces, ASCII escapes (a lone surrogate survives as its escape).
+    """Canonical JSON: sorted names, no spaces, ASCII escapes (a lone surrogate survives as its escape).
 
     Raises ValueError for NaN and the infinities, TypeError for what is not JSON.
     """

@@ -15,7 +15,7 @@ VALUE_BYTES: Final = 262_144
 # One group of events is one record of the journal at most, so the parts below add up to less than GROUP_BYTES in the worst case
 # (an answer's text stands twice when it ends the run; each rejected call repeats its tool's name and gets advice).
 GROUP_BYTES: Final = 921_600
-"""No group of events has more, whatever arrives (JOURNAL.md: a step has 900 KiB at most)."""
+"""No group of events has more, whatever arrives (docs/journal.md: a step has 900 KiB at most)."""
 START_BYTES: Final = 655_360
 """A start command with its agent and menu."""
 TEXT_BYTES: Final = 393_216

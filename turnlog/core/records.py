@@ -43,7 +43,7 @@ class Snapshot(NamedTuple):
 
 
 class JournalRecord(NamedTuple):
-    """One record of the journal (JOURNAL.md, "Records"). `kind` is fence, step or snapshot; `fence` 16 bytes; `prev` 32 bytes.
+    """One record of the journal (docs/journal.md). `kind` is fence, step or snapshot; `fence` 16 bytes; `prev` 32 bytes.
 
     `run_id` is empty and `step` is -1 on a fence. `input_epoch` numbers the inbound topics' lives (J15)."""
 

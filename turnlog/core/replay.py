@@ -1,4 +1,4 @@
-"""Verifying a run: decide every recorded arrival again and compare the events, digests included (DESIGN.md §4)."""
+"""Verifying a run: decide every recorded arrival again and compare the events, digests included."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     reading       one partition or one run from the log
     history       one run folded: its state at any step
     timeline      events as lines for people
-    verification  every recorded arrival decided again, the chain and the fences checked (DESIGN.md §4)
+    verification  every recorded arrival decided again, the chain and the fences checked
 
 Nothing in here writes, and nothing trusts the loop: only the log and the pure core.
 """

@@ -85,7 +85,9 @@ class PartitionCheck:
     def take(self, entry: Entry) -> None:
         """Check the partition's next entry."""
         if not self._seen and entry.verdict is not Verdict.FENCE:
-            self.findings.append(self._finding("log_start", entry, "the log does not begin with a fence (J14)"))
+            self.findings.append(
+                self._finding("log_start", entry, "the log does not begin with a fence (docs/journal.md, J14)")
+            )
         self._seen[entry.verdict] += 1
         if entry.run_id in self._done:
             return

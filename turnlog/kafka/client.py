@@ -43,7 +43,7 @@ PRODUCER_FIXED: Mapping[str, Property] = {
     "acks": "all",
     # Without end: a record that timed out locally has an unknown fate, and its ownership would be over (J7).
     "message.timeout.ms": 0,
-    # With 5, a broker restart under persisted, unacknowledged appends ended in a fatal error (JOURNAL.md).
+    # With 5, a broker restart under persisted, unacknowledged appends ended in a fatal error (docs/journal.md, client settings).
     "max.in.flight": 1,
     # Java's default partitioner, so that everybody's records of one key meet in one partition.
     "partitioner": "murmur2_random",
@@ -179,5 +179,7 @@ def _refuse_weakened(config: Mapping[str, str]) -> None:
     for key, value in config.items():
         name = ALIASES.get(key, key)
         if name in fixed and str(value).lower() != str(fixed[name]).lower():
-            text = f"{key} is fixed to {fixed[name]}: Turnlog's guarantees rest on it (JOURNAL.md, client settings)"
+            text = (
+                f"{key} is fixed to {fixed[name]}: Turnlog's guarantees rest on it (docs/journal.md, client settings)"
+            )
             raise Refused(text, "_INVALID_ARG")

@@ -46,7 +46,7 @@ _ROWS: tuple[tuple[type[LogError], str], ...] = (
         _WAIT_COORD
         """,
     ),
-    # JOURNAL.md J4: with these two a commit is asked again after the rebalance.
+    # (J4) With these two a commit is asked again after the rebalance.
     (Rebalancing, "REBALANCE_IN_PROGRESS ILLEGAL_GENERATION _ASSIGN_PARTITIONS _REVOKE_PARTITIONS"),
     (QueueFull, "_QUEUE_FULL"),
     (

@@ -1,6 +1,6 @@
-"""The reader's rule of the fenced journal (JOURNAL.md): which records of a partition count, from headers and hashes alone.
+"""The reader's rule of the fenced journal (docs/journal.md): which records of a partition count, from headers and hashes alone.
 
-Pure: no client, no codec. The loop's restore, its gap reads, `turnlog verify` and the models in `tests/simulation` use this
+Pure: no client, no codec. The loop's restore, `turnlog verify`, clients that watch and the models in `tests/simulation` use this
 one class, so that there is one answer to "is this record valid". The chains of a partition are named by their key (a run id
 in the journal, a call key in a claims log).
 

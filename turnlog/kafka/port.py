@@ -121,7 +121,7 @@ OnDelivery = Callable[[Delivered], None]
 
 
 class Producer(Protocol):
-    """Appends records. Idempotent, acks=all, unlimited delivery time, one request in flight (JOURNAL.md, client settings).
+    """Appends records. Idempotent, acks=all, unlimited delivery time, one request in flight (docs/journal.md, client settings).
 
     Records of one producer to one partition land in the order of `produce`. What was purged or cut off may still land.
     """

@@ -1,7 +1,7 @@
 """Who needs which right, as kafka-acls.sh commands: least rights per role, from the writers and readers of schemas/topics.
 
 A role without a principal gets no command. Tool teams are principals per toolset: each reads its own requests, writes results and
-manifests, and reads nobody's results (DESIGN.md §2).
+manifests, and reads nobody's results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every difference between an installation's topics and the cluster, each with what it means (JOURNAL.md J15)."""
+"""Every difference between an installation's topics and the cluster, each with what it means (docs/journal.md, J15)."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ _WHY: dict[str, tuple[str, bool]] = {
         False,
     ),
     "message.timestamp.type": (
-        "with client times a clock that is ahead is an error for ever, and deadlines move (J16)",
+        "with client times a clock that is ahead is an error for ever, and deadlines move (docs/journal.md, J16)",
         False,
     ),
     "max.message.bytes": ("records of up to 1 MiB must fit, else the broker refuses what the client let pass", True),
     "unclean.leader.election.enable": (
-        "a replica that lags may become leader and cut acknowledged records (J15)",
+        "a replica that lags may become leader and cut acknowledged records (docs/journal.md, J15)",
         False,
     ),
-    "min.insync.replicas": ("an acknowledged append on one replica is lost with it (J15)", True),
+    "min.insync.replicas": ("an acknowledged append on one replica is lost with it (docs/journal.md, J15)", True),
     "retention.ms": ("what expires earlier was still needed", True),
     "retention.bytes": ("size must not expire what time would not", True),
-    "min.compaction.lag.ms": ("an old projection must be repairable for a day (J13)", True),
+    "min.compaction.lag.ms": ("an old projection must be repairable for a day (docs/journal.md, J13)", True),
     "delete.retention.ms": ("followers must see that an entry ended", True),
 }
 _ELSE = ("schemas/topics says so", False)
 
 
 def check_topics(admin: Admin, layout: Layout) -> list[Difference]:
-    """All differences, errors first. An empty list: the cluster is as JOURNAL.md demands.
+    """All differences, errors first. An empty list: the cluster is as docs/journal.md demands.
 
     Toolsets are those of the layout and whoever has a request topic already. On one broker the demand for replicas becomes a warning
     that says what power loss takes, and what flush.messages would cost. Needs DESCRIBE and DESCRIBE_CONFIGS; raises LogError.
@@ -117,7 +117,7 @@ def _partitions(spec: TopicSpec, topic: NewTopic, info: TopicInfo) -> Iterator[D
 
 def _replicas(topic: NewTopic, info: TopicInfo, brokers: int) -> Iterator[Difference]:
     if brokers > 1 and info.replication < REPLICATION:
-        why = "an acknowledged record must survive a broker (J15)"
+        why = "an acknowledged record must survive a broker (docs/journal.md, J15)"
         yield Difference(topic.name, "replication", str(REPLICATION), str(info.replication), "error", why)
 
 
@@ -149,7 +149,7 @@ def _one_broker(layout: Layout, found: dict[str, TopicInfo]) -> Iterator[Differe
     info = found.get(where)
     if info is None:
         return
-    why = "with one broker nothing survives its disk; elsewhere replication 3 and min.insync.replicas 2 are demanded (J15)"
+    why = "with one broker nothing survives its disk; elsewhere replication 3 and min.insync.replicas 2 are demanded (docs/journal.md, J15)"
     yield Difference(where, "replication", "", "there is one broker, so no replica", "warning", why)
     if info.config.get("flush.messages") != "1":
         text = "an acknowledged step survives kill -9 of the broker, not a power loss: then the journal may end before what was acted on"

@@ -33,7 +33,7 @@ Role = Literal["upstream", "loop", "worker", "operator", "auditor"]
 LAST_OF_ITS_KEY = "last of its key"
 INSTALLATION = "installation"
 
-#: A record may have 1 MiB (DESIGN.md §2, sizes); the batch around it takes a little more.
+#: A record may have 1 MiB (docs/journal.md, sizes); the batch around it takes a little more.
 MAX_MESSAGE_BYTES = 1024 * 1024 + 4096
 
 _RETENTION = re.compile(r"(?P<count>[1-9]\d*)(?P<unit>[dhm])")
