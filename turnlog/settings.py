@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, Field, GetCoreSchemaHandler, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -206,3 +207,53 @@ def settings_table(settings: type[BaseSettings]) -> str:
         lines.append(f"  {row.name}" + (f"  [{row.default}]" if row.default else ""))
         lines.append(f"      {row.description}")
     return "Settings (environment variables, defaults in brackets):\n" + "\n".join(lines)
+
+
+# ---------------------------------------------------------------- variables that nobody reads
+
+NEAR: Final = 0.75
+_OTHERS: Final = """
+    BLOBS BLOBS_SHARED FLOOR_BYTES INSTANCE JOURNAL_KEEP_DAYS PARK_AFTER_S PROCESSES SESSION_TIMEOUT_MS SNAPSHOT_BYTES VERIFY
+    WORKER__TASKS WORKER__THREADS WORKER__UNDER_WAY WORKER__UNDER_WAY_MB WORKER__KNOWN WORKER__KNOWN_MB WORKER__COMMIT_EVERY_S
+    WORKER__DRAIN_S WORKER__INSTANCE_ID MODELS__OPENAI__API_KEY MODELS__OPENAI__BASE_URL MODELS__SCRIPTED
+    JAVA CACHE_DIR MAVEN_REPOSITORY TOOLSET TEST_BOOTSTRAP TEST_DOCKER TEST_REGISTRY TEST_SEED SIMULATION_SEEDS
+    """
+OF_OTHERS: Final = frozenset(f"TURNLOG_{name}" for name in _OTHERS.split())
+"""What is read by some program of ours and is no field of `Settings`: the loop's and the worker's own settings, those of the embedded
+Kafka, of docker-compose.yml and of the tests. One environment serves several programs, so none warns of another's variables."""
+_FAMILIES: Final = ("TURNLOG_KAFKA__", "TURNLOG_MODELS__")
+"""Beginnings of names whose rest is free: librdkafka refuses a wrong property, and a model's kind a wrong setting."""
+
+
+def unread_variables(environment: Mapping[str, str]) -> list[str]:
+    """A line for each variable `TURNLOG_...` that no program of ours reads and that is probably meant to be one.
+
+    Toolsets may have variables of their own with our prefix. So one is told only when a name of ours is near: written alike
+    (difflib's ratio of what follows the prefix is 0.75 or more), or with all its words in that name (PREFIX for TOPIC_PREFIX).
+    """
+    known = {row.name for row in settings_rows(Settings) if "<" not in row.name} | OF_OTHERS
+    ours = sorted(name for name in environment if name.upper().startswith("TURNLOG_"))
+    found = ((name, _nearest(name.upper(), known)) for name in ours)
+    return [f"the environment variable {name} is read by nobody: is {near} meant?" for name, near in found if near]
+
+
+def _nearest(name: str, known: set[str]) -> str | None:
+    """The name of ours that is probably meant; None for one of ours, and for one that resembles none."""
+    if name in known or name.startswith(_FAMILIES) or name in {family.removesuffix("__") for family in _FAMILIES}:
+        return None
+    for family in _FAMILIES:
+        if name.startswith(family.removesuffix("_")):
+            return family + name[len(family) - 1 :]
+    alike = {other: _likeness(name, other) for other in known}
+    best = max(sorted(alike), key=alike.__getitem__)
+    return best if alike[best] >= NEAR else None
+
+
+def _likeness(name: str, other: str) -> float:
+    mine, theirs = (text.removeprefix("TURNLOG_") for text in (name, other))
+    ratio = SequenceMatcher(None, mine, theirs).ratio()
+    return max(ratio, NEAR + ratio / 10) if _words(mine) <= _words(theirs) else ratio
+
+
+def _words(name: str) -> set[str]:
+    return {word for word in name.split("_") if word}

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stopping_on_signals():
             report = play(script, plan, options, tell, lambda system: _show_journal(system, shown))
     except (KeyboardInterrupt, Stopped):
-        print("\ndemo: stopped, everything", file=sys.stderr)
+        tell.stopped("demo")
         return 130
     except (LocalError, ModelFailed) as error:
         print(f"demo: {error}", file=sys.stderr)

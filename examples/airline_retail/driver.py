@@ -49,8 +49,8 @@ class Driver:
         progress: Callable[[Played], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`timeout_s` bounds the whole play; `progress` is called after each run, in any thread but never in two at once;
-        `check` raises when there is no use in waiting any longer."""
+        """`timeout_s` bounds the whole play; `progress` is called after each run that a stop did not break off, in any thread but
+        never in two at once; `check` raises when there is no use in waiting any longer."""
         self._client = client
         self._play_id = play_id
         self._concurrency = concurrency
@@ -81,8 +81,9 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - one run's failure is a line in the report, whatever it is
             problem = f"{type(error).__name__}: {error}"
         played = Played(recording, run_id, problem, time.monotonic() - began)
-        with self._telling:
-            self._progress(played)
+        if not (problem and self._stopping.is_set()):  # one that was broken off is no conversation that went wrong
+            with self._telling:
+                self._progress(played)
         return played
 
     def _converse(self, recording: Recording, run_id: str) -> str:

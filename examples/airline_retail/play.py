@@ -186,6 +186,11 @@ class Teller:
         if not self._quiet:
             self._write(f"{text}\n")
 
+    def stopped(self, program: str) -> None:
+        """The last line after Ctrl-C. Conversations that it broke off count as not played."""
+        failed = f" ({self._failed} of them not as recorded)" if self._failed else ""
+        self._write(f"{program}: stopped after {self._done} of {self._total} conversations{failed}\n")
+
     def played(self, one: Played) -> None:
         self._done += 1
         self._failed += bool(one.problem)
@@ -217,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stopping_on_signals():
             report = play(script, _plan(options), options, tell)
     except (KeyboardInterrupt, Stopped):
-        print("play: stopped", file=sys.stderr)
+        tell.stopped("play")
         return 130
     except (LocalError, ModelFailed) as error:
         print(f"play: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ from services.loop.wiring import Misconfigured, codec_for, make_shell, partition
 from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable
 from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import LogError, Retryable
+from turnlog.kafka.properties import setting_problem
 from turnlog.local.process import TETHER, Child
 from turnlog.models.provider import BadModelSettings, Providers
 from turnlog.obs import Observability, observe
@@ -68,7 +69,11 @@ def serve(settings: LoopSettings, ordinal: int) -> int:
     except Diverged as problem:
         _log.error("TURNLOG_VERIFY=fail: %s", problem)
         return EXIT_DIVERGED
-    except (LogError, RegistryUnavailable) as problem:
+    except LogError as problem:
+        wrong = setting_problem(problem)
+        _log.error("%s", wrong or problem)
+        return EXIT_MISCONFIGURED if wrong else EXIT_LOG
+    except RegistryUnavailable as problem:
         _log.error("%s", problem)
         return EXIT_LOG
     finally:

@@ -17,6 +17,7 @@ from tests.cli_cluster import ThreadedCluster
 from tests.cli_journal import JournalWriter
 from turnlog.cli.errors import Exit
 from turnlog.cli.main import app, run_app
+from turnlog.cli.runs import TIMELINE_COLUMNS
 from turnlog.cli.wiring import Session
 from turnlog.codec import Codec
 from turnlog.core.events import Cancel
@@ -154,6 +155,22 @@ def test_a_failed_run_has_its_exit_code(world: World) -> None:
     assert world.run("runs", "show", "case-1", "--follow").exit_code == Exit.BAD
 
 
+def test_the_words_of_a_cancel_are_shown(world: World) -> None:
+    world.writer.start("case-1")
+    world.writer.say("case-1", Cancel("c1", "customer hung up"))
+    world.publish("case-1")
+    assert "reason      customer hung up" in world.run("runs", "show", "case-1").stdout
+
+
+def test_a_run_that_is_there_and_refuses_is_no_unknown_run(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.writer.whole("refused")
+    world.publish("refused")
+    with world.answering(refused="it has ended"):
+        arguments = ["runs", "cancel", "refused"]
+        assert run_app(arguments, Session(prefix="t.", cluster=world.cluster)) == Exit.REFUSED
+    assert "it has ended" in capsys.readouterr().err
+
+
 def test_following_ends_when_the_run_waits_for_its_user(world: World) -> None:
     from tests.cli_journal import AGENT
 
@@ -197,6 +214,15 @@ def test_a_journal_is_shown_as_a_timeline(world: World) -> None:
     assert items[0]["kind"] == "run_started"
     assert items[0]["payload"]["agent"]["name"] == "clerk"
     assert {item["verdict"] for item in items} == {"step"}
+
+
+def test_a_journal_that_goes_to_no_terminal_has_a_bounded_width(world: World) -> None:
+    world.writer.start("case-1", "word " * 500)
+    (key,) = world.writer.ask_tool("case-1", "x" * 500)
+    world.writer.tool_says("case-1", key, "word " * 500)
+    lines = world.run("runs", "show", "case-1", "--journal").stdout.splitlines()
+    assert max(map(len, lines)) == TIMELINE_COLUMNS
+    assert any(line.endswith(key.partition(":")[2]) for line in lines), "ids are whole"
 
 
 def test_a_terminal_is_safe_from_what_runs_say(world: World) -> None:
@@ -301,7 +327,7 @@ def test_verify_finds_nothing_in_good_runs_and_names_what_is_bad(world: World) -
     result = world.run("verify", "--all")
     assert (result.exit_code, result.stdout.strip()) == (
         0,
-        "nothing found in 1 run, 5 steps, 12 events (skipped: 1 repeat)",
+        "1 run, 5 steps, 12 events: no fault (skipped: 1 repeat)",
     )
     world.writer.start("case-2")
     world.writer.chains["case-2"].step += 1
@@ -422,6 +448,10 @@ def test_a_record_that_is_refused_at_every_start_is_one_line(world: World) -> No
         (["runs", "show", "good", "--journal", "--follow"], Exit.USAGE, "choose one"),
         (["runs", "show", "good", "--all"], Exit.USAGE, "--all belongs to --journal"),
         (["runs", "input", "good", "x", "--wait", "--timeout", "1x"], Exit.USAGE, "no length of time"),
+        (["runs", "input", "good", ""], Exit.USAGE, "input is empty"),
+        (["runs", "input", "refused", "x"], Exit.UNKNOWN, "there is no run 'refused' what helps: list what there is: turnlog runs list"),
+        (["runs", "cancel", "refused"], Exit.UNKNOWN, "there is no run 'refused'"),
+        (["runs", "resume", "refused"], Exit.UNKNOWN, "there is no run 'refused'"),
         (["runs", "resume", "good", "--wait", "--timeout", "0"], Exit.TIMED_OUT, "turnlog runs explain good"),
         (["run", "clerk", "--label", "x"], Exit.USAGE, "NAME=VALUE"),
         (["runs", "list", "--status", "done"], Exit.USAGE, "'done' is no status"),
@@ -458,6 +488,43 @@ def test_a_cluster_that_is_not_there_is_told_at_once(capsys: pytest.CaptureFixtu
     printed = capsys.readouterr().err
     assert "no broker answers at 127.0.0.1:1" in printed
     assert "turnlog up" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["runs", "cancel", "case-1"], True), (["topics", "create"], True), (["runs", "list"], False)],
+)
+def test_verbs_that_change_something_say_which_cluster_nobody_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], told: bool
+) -> None:
+    monkeypatch.delenv("TURNLOG_KAFKA__BOOTSTRAP_SERVERS", raising=False)
+    monkeypatch.setenv("TURNLOG_STATE_DIR", str(tmp_path))
+    world = World()
+    monkeypatch.setattr("turnlog.cli.wiring.knock", lambda bootstrap: None)
+    monkeypatch.setattr("turnlog.kafka.client.KafkaCluster", lambda config: world.cluster)
+    with world.answering():
+        result = CliRunner().invoke(app, ["--prefix", "t.", *arguments])
+        assert ("taking 127.0.0.1:9092" in result.stderr) == told, result.output
+        named = CliRunner().invoke(app, ["--prefix", "t.", "-b", "127.0.0.1:9092", *arguments])
+        assert "taking" not in named.stderr
+
+
+def test_a_variable_that_nobody_reads_is_told(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    monkeypatch.setenv("TURNLOG_PREFIX", "other.")
+    told = world.run("runs", "list").stderr
+    assert told.startswith(
+        "warning: the environment variable TURNLOG_PREFIX is read by nobody: is TURNLOG_TOPIC_PREFIX meant?"
+    )
+
+
+def test_a_property_that_the_client_library_refuses_is_told_by_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("turnlog.cli.wiring.knock", lambda bootstrap: None)
+    monkeypatch.setenv("TURNLOG_KAFKA__SECURITY_PROTOCOL", "SASL_PLAINTEXT")
+    monkeypatch.setenv("TURNLOG_KAFKA__SASL_MECHANISM", "PLAIN")
+    assert run_app(["-b", "127.0.0.1:1", "runs", "list"]) == Exit.USAGE
+    assert "(TURNLOG_KAFKA__SASL_USERNAME, TURNLOG_KAFKA__SASL_PASSWORD)" in " ".join(capsys.readouterr().err.split())
 
 
 def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,3 +89,8 @@ def test_numbers_of_turns_are_checked() -> None:
 def test_a_bad_command_is_also_a_value_error() -> None:
     with pytest.raises(ValueError, match="empty"):
         start(StartRequest(""))
+
+
+def test_an_empty_input_is_refused() -> None:
+    with pytest.raises(BadCommand, match="input is empty"):
+        send_input("r", "", True, None)

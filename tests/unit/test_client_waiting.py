@@ -141,6 +141,21 @@ def test_runs_of_others_are_found(loop: Loop, client: Client) -> None:
     assert client.get("other").step == 4
 
 
+def test_a_run_of_before_has_a_handle(loop: Loop, client: Client) -> None:
+    loop.summary("r1", 3, "waiting", "input", "what else?")
+    loop.outcome("start:r1", "r1")
+    run = client.run("r1")
+    assert run.get().answer == "what else?"
+    assert run.wait(5, idle).step == 3
+    assert run.outcome(5).outcome == "accepted"
+    loop.outcome(run.input("thanks", command_id="c1"), "r1", "input", step=4)
+    assert client.outcome("c1", 5).step == 4
+    with pytest.raises(RunUnknown):
+        client.run("nobody").get()
+    with pytest.raises(BadCommand):
+        client.run("a b")
+
+
 def test_many_threads_may_wait_for_one_run(loop: Loop, client: Client) -> None:
     found: list[str] = []
     threads = [threading.Thread(target=lambda: found.append(client.wait("r1", 10).status)) for _ in range(8)]
@@ -344,3 +359,12 @@ def test_without_a_named_cluster_the_broker_of_this_folder_is_taken(
     assert embedded(settings) == "127.0.0.1:7"
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "elsewhere:9092")
     assert embedded(settings) is None
+
+
+def test_connecting_says_which_variable_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TURNLOG_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("TURNLOG_PREFIX", "other.")
+    Client.connect("127.0.0.1:1").close()
+    assert "TURNLOG_PREFIX is read by nobody: is TURNLOG_TOPIC_PREFIX meant?" in caplog.text

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from tests.tidy.checkout import ROOT
 from turnlog.core.agents import AgentSpec
 from turnlog.core.events import ModelAnswer, ModelFailure, RecordedCall
 from turnlog.core.transcript import AssistantMessage, ModelRequest, ToolMessage, TranscriptMessage, UserMessage
@@ -205,3 +208,19 @@ def test_the_delay_thread() -> None:
     delay.close()
     delay.after(0.0, lambda: order.put("never"))
     assert order.empty()
+
+
+def test_the_script_of_the_readme_works() -> None:
+    text = (ROOT / "services" / "loop" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    module: dict[str, Any] = {}
+    exec(code, module)
+    provider = module["make"]("mine", {}, None)
+    outcomes: Outcomes = []
+    provider.ask(model_request(model="mine/curious"), outcomes.append)
+    provider.ask(model_request(UserMessage("x"), turn=1, model="mine/curious"), outcomes.append)
+    first, second = outcomes
+    assert isinstance(first, ModelAnswer)
+    assert isinstance(second, ModelAnswer)
+    assert first.calls[0].tool == "forecast"
+    assert second.text == "After 1 messages I know enough."

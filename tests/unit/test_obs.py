@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import traceback
 import urllib.error
 import urllib.request
@@ -15,10 +16,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, Field
 
-from turnlog.obs import Health, Metrics, bound, configure_logging, serve
+from services.loop.settings import LoopSettings
+from tests.tidy.checkout import ROOT
+from turnlog.obs import Health, Metrics, bound, configure_logging, observe, serve
 from turnlog.obs.logs import HumanFormatter, JsonFormatter
 from turnlog.obs.metrics import SECONDS
-from turnlog.settings import BadSettings, KafkaProperties, Settings, from_environment, settings_rows, settings_table
+from turnlog.settings import (
+    OF_OTHERS,
+    BadSettings,
+    KafkaProperties,
+    Settings,
+    from_environment,
+    settings_rows,
+    settings_table,
+    unread_variables,
+)
+from turnlog.tools.settings import WorkerSettings
 
 
 class Clock:
@@ -231,6 +244,53 @@ def test_what_must_be_json_and_is_not_is_a_bad_setting(monkeypatch: pytest.Monke
 def test_properties_are_text() -> None:
     given = KafkaProperties.of({"enable_x": True, "BOOTSTRAP_SERVERS": "a:1", "n": 5})
     assert given == {"bootstrap.servers": "a:1", "enable.x": "true", "n": "5"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("TURNLOG_PREFIX", "TURNLOG_TOPIC_PREFIX"),
+        ("TURNLOG_BOOTSTRAP_SERVERS", "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"),
+        ("TURNLOG_KAFKA_SASL_MECHANISM", "TURNLOG_KAFKA__SASL_MECHANISM"),
+        ("TURNLOG_LOG_LEVEL", "TURNLOG_LOG__LEVEL"),
+        ("TURNLOG_REPLICATON", "TURNLOG_REPLICATION"),
+        ("TURNLOG_PARTITION", "TURNLOG_PARTITIONS"),
+        ("TURNLOG_OPENAI_API_KEY", "TURNLOG_MODELS__OPENAI__API_KEY"),
+        ("turnlog_cache", "TURNLOG_CACHE_DIR"),
+        ("TURNLOG_TOPIC_PREFIX", None),
+        ("turnlog_topic_prefix", None),
+        ("TURNLOG_KAFKA__ANY_PROPERTY", None),
+        ("TURNLOG_KAFKA", None),
+        ("TURNLOG_WEATHER_STATION", None),
+        ("TURNLOG_SHOP_DATABASE", None),
+        ("TOPIC_PREFIX", None),
+    ],
+)
+def test_a_variable_that_nobody_reads_names_the_one_that_is_meant(name: str, meant: str | None) -> None:
+    told = unread_variables({name: "x"})
+    wanted = [] if meant is None else [f"the environment variable {name} is read by nobody: is {meant} meant?"]
+    assert told == wanted
+
+
+def test_no_variable_of_ours_is_told_by_any_program() -> None:
+    rows = [*settings_rows(LoopSettings), *settings_rows(WorkerSettings)]
+    named = {row.name for row in rows if "<" not in row.name}
+    ours = re.compile(r"\bTURNLOG_[A-Z_]*[A-Z]\b")
+    reads = [ROOT / "dev", ROOT / "docker-compose.yml", *(ROOT / "turnlog" / "local").glob("*.py")]
+    reads += [*ROOT.glob("tests/*.py"), *ROOT.glob("tests/simulation/*.py"), *ROOT.glob("bench/*.py")]
+    named |= {name for path in reads for name in ours.findall(path.read_text())}
+    assert len(named) > 40
+    assert unread_variables(dict.fromkeys(named, "x")) == []
+    assert OF_OTHERS.isdisjoint(row.name for row in settings_rows(Settings)), "what all share need not be listed"
+
+
+@pytest.mark.usefixtures("logging_untouched")
+def test_a_service_says_in_its_log_what_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TURNLOG_PREFIX", "x.")
+    observe("loop", Settings()).close()
+    assert capsys.readouterr().err.count("is TURNLOG_TOPIC_PREFIX meant?") == 1
 
 
 class Part(BaseModel):

@@ -12,7 +12,7 @@ import typer
 from turnlog.cli.agent_file import BadAgent, agents_of
 from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import emit, fields, note, plain, say, span, table, warn
-from turnlog.cli.wiring import Session, session
+from turnlog.cli.wiring import Session, acting_session, session
 from turnlog.client.links import Append, Receipt, Sender
 from turnlog.codec import CodecError, Unreadable
 from turnlog.core.agents import AgentSpec
@@ -62,7 +62,7 @@ def apply(
     found = _read(file)
     warnings: list[list[str]] = [[] for _ in found]
     if not dry_run:
-        here = session(context)
+        here = acting_session(context)
         _publish(here, found)
         warnings = _warnings(here, found)
     for agent, doubts in zip(found, warnings, strict=True):

@@ -10,7 +10,7 @@ import typer
 
 from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import emit, fields, note, plain, say, table, when
-from turnlog.cli.wiring import Session, session
+from turnlog.cli.wiring import Session, acting_session, session
 from turnlog.client.links import Receipt
 from turnlog.client.tables import all_records
 from turnlog.codec import Unreadable
@@ -107,7 +107,7 @@ def retry(
 
       turnlog dead-letters retry 0:17 0:18
     """
-    here = session(context)
+    here = acting_session(context)
     letters = [_letter(here, letter_id) for letter_id in letter_ids]
     for letter in letters:
         _must_be_whole(letter)

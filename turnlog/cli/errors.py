@@ -20,6 +20,7 @@ from turnlog.codec import CodecError, RegistryRefused, RegistryUnavailable
 from turnlog.core.errors import BadHistory
 from turnlog.journal.history import NotInJournal
 from turnlog.kafka.port import LogError, NotAuthorised, NotOwner, Refused, Retryable, UnknownTopic
+from turnlog.kafka.properties import setting_problem
 from turnlog.local.errors import LocalError
 from turnlog.settings import BadSettings
 
@@ -101,10 +102,8 @@ def explain(error: Exception) -> Problem:
     if isinstance(error, LocalError):
         said = "".join(f"\n    {line}" for line in error.detail.splitlines())
         return Problem(error.message + (f"\n  its last words:{said}" if said else ""), error.remedy, Exit.UNREACHABLE)
-    if isinstance(error, Refused) and "_INVALID_ARG" in str(
-        error
-    ):  # librdkafka does not know the property, or its value
-        return Problem(str(error), "properties are set by TURNLOG_KAFKA__<PROPERTY>, with _ for each dot", Exit.USAGE)
+    if isinstance(error, LogError) and (wrong := setting_problem(error)) is not None:
+        return Problem(wrong, "a property is set by TURNLOG_KAFKA__<PROPERTY>, with _ for each dot", Exit.USAGE)
     if isinstance(error, CommandRefused):
         about_run = (
             ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from inspect import getdoc
 from typing import Annotated, Any
@@ -13,8 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 from turnlog import __version__
 from turnlog.cli import agents, dead_letters, replay, run, runs, topics, up, worker
 from turnlog.cli.errors import EXPECTED, Exit, explain
-from turnlog.cli.output import console, emit, reflow, say
+from turnlog.cli.output import console, emit, reflow, say, warn
 from turnlog.cli.wiring import Session
+from turnlog.settings import unread_variables
 
 HELP = """Turnlog runs AI agents on Kafka: every fact about a run is one event in a topic.
 
@@ -133,6 +135,9 @@ def root(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.CRITICAL, format="%(levelname)s %(name)s: %(message)s"
     )
+    if context.invoked_subcommand != "worker":  # it says so in its log, as every service
+        for line in unread_variables(os.environ):
+            warn(line)
     here = context.find_object(Session)
     if here is None:
         context.obj = here = Session(bootstrap, prefix)

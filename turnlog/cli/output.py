@@ -79,11 +79,14 @@ def emit(value: Any) -> None:
         leave_quietly()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A plain table, one line a row where it goes to no terminal. Cells are cleaned and never taken for markup."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> None:
+    """A plain table, one line a row where it goes to no terminal; with `width` the widest column is cut there so that a line has at
+    most so many characters. Cells are cleaned and never taken for markup."""
     cells = [[_clean_cell(value) for value in row] for row in rows]
     shown_on = console()
     if not shown_on.is_terminal:
+        if width is not None:
+            cells = _cut(columns, cells, width)
         widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
         for row in (list(columns), *cells):
             say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -96,6 +99,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in cells:
         shown.add_row(*map(_styled, row))
     shown_on.print(shown)
+
+
+def _cut(columns: Sequence[str], cells: list[list[str]], width: int) -> list[list[str]]:
+    """The same cells with the widest column cut, but not below its title, so that they fit."""
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    widest = widths.index(max(widths))
+    room = max(len(columns[widest]), widths[widest] - max(0, sum(widths) + 2 * (len(widths) - 1) - width))
+    return [[clean(cell, room) if index == widest else cell for index, cell in enumerate(row)] for row in cells]
 
 
 def _clean_cell(value: object) -> str:

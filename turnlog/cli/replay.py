@@ -111,7 +111,7 @@ before, and that runs lie in their own partition. A run's check ends at its firs
 
   turnlog verify --all --json | jq 'select(.kind)'
 
-Exit codes: 0 nothing found, 1 something found, 3 no such run, 5 no cluster.
+Exit codes: 0 no fault, 1 a fault was found, 3 no such run, 5 no cluster.
 """
 
 
@@ -200,4 +200,4 @@ def _verdict(findings: list[Finding], counts: Counts) -> str:
         if n
     ]
     skipped = f" (skipped: {', '.join(beside)})" if beside else ""
-    return f"{counted(len(findings), 'finding') if findings else 'nothing found'} in {seen}{skipped}"
+    return f"{seen}: {counted(len(findings), 'fault') if findings else 'no fault'}{skipped}"

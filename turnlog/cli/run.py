@@ -12,7 +12,7 @@ import typer
 from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import console, emit, fields, note, plain, say, span, when
 from turnlog.cli.parsing import labels, seconds_option, text_argument
-from turnlog.cli.wiring import session
+from turnlog.cli.wiring import acting_session
 from turnlog.client import Client, RecordedEvent, TimedOut, idle
 from turnlog.client.client import JournalMark
 from turnlog.core.events import Event
@@ -79,7 +79,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object; with --follow one a line.")] = False,
 ) -> None:
-    client = session(context).client
+    client = acting_session(context).client
     name = run_id or f"run-{secrets.token_hex(8)}"
     timeout_s = seconds_option("--timeout", timeout)
     deadline_s = seconds_option("--deadline", deadline)
@@ -177,8 +177,8 @@ def plain_summary(summary: RunSummary) -> dict[str, object]:
     return {**plain(summary), "labels": dict(summary.labels)}
 
 
-def show_summary(summary: RunSummary) -> None:
-    """A summary for people."""
+def show_summary(summary: RunSummary, why: str = "") -> None:
+    """A summary for people; `why`: the words of whoever cancelled it."""
     took = (summary.ended_at or summary.updated_at) - summary.started_at
     used = summary.usage
     fields(
@@ -187,7 +187,7 @@ def show_summary(summary: RunSummary) -> None:
             ("agent", f"{summary.agent} {summary.agent_version}"),
             ("labels", " ".join(f"{name}={value}" for name, value in summary.labels)),
             ("status", summary.status),
-            ("reason", summary.reason if summary.reason != summary.status else ""),
+            ("reason", why or (summary.reason if summary.reason != summary.status else "")),
             ("waits for", summary.waits_for),
             ("answer", summary.answer),
             ("error", summary.error),

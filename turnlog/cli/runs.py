@@ -15,16 +15,20 @@ from turnlog.cli.parsing import labels as parse_labels
 from turnlog.cli.parsing import run_id as parse_run_id
 from turnlog.cli.parsing import seconds_option, text_argument
 from turnlog.cli.run import OUTCOME_TIMEOUT_S, finish, plain_summary, pointing_at, show_events, show_summary
-from turnlog.cli.wiring import Session, session
-from turnlog.client import Client, RunUnknown, idle
+from turnlog.cli.wiring import Session, acting_session, session
+from turnlog.client import Client, CommandRefused, RunUnknown, idle
+from turnlog.core.events import Cancel
 from turnlog.core.ids import place
 from turnlog.core.records import CommandOutcome, RunSummary
 from turnlog.journal.entries import Entry
+from turnlog.journal.history import records_of
 from turnlog.journal.reading import Owner, owners
 from turnlog.journal.timeline import counted, short_key, words
 
 app = typer.Typer(no_args_is_help=True, help="Look at runs and steer them.")
 
+TIMELINE_COLUMNS = 140
+"""Of a journal that goes to no terminal; `--json` has everything whole."""
 STATUSES = ("running", "waiting", "stopped", "succeeded", "failed", "cancelled")
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id: see `turnlog runs list`.")]
@@ -130,7 +134,15 @@ def show(
     elif json:
         emit(plain_summary(summary))
     else:
-        show_summary(summary)
+        show_summary(summary, _words_of_cancel(here, summary))
+
+
+def _words_of_cancel(here: Session, summary: RunSummary) -> str:
+    """What whoever cancelled the run gave as reason. Only the journal has it; empty where it was trimmed, or nobody said why."""
+    if summary.status != "cancelled":
+        return ""
+    events = (event for record in records_of(here.journal.run(summary.run_id)) for event in record.events)
+    return next((event.payload.reason for event in events if isinstance(event.payload, Cancel)), "")
 
 
 def _show_journal(here: Session, run_id: str, all_records: bool, json: bool) -> None:
@@ -152,7 +164,7 @@ def _show_journal(here: Session, run_id: str, all_records: bool, json: bool) -> 
             rows.append(_fence_row(opened.get(entry.fence), entry))
             last_fence = entry.fence
         rows += _rows(entry)
-    table(("step", "time (UTC)", "place", "event", "what", "key"), rows)
+    table(("step", "time (UTC)", "place", "event", "what", "key"), rows, width=TIMELINE_COLUMNS)
 
 
 Row = tuple[object, object, object, object, object, object]
@@ -228,7 +240,7 @@ def send_input(
       turnlog runs input case-4711 "Thank you" --final
     """
     timeout_s = seconds_option("--timeout", timeout)
-    client = session(context).client
+    client = acting_session(context).client
     said = client.input(parse_run_id(run), text_argument(text) or "", final, command_id=command_id)
     _settled(client, run, said, json, wait, timeout_s)
 
@@ -251,7 +263,7 @@ def cancel(
 
       turnlog runs cancel case-4711 --reason "customer hung up"
     """
-    client = session(context).client
+    client = acting_session(context).client
     _settled(client, run, client.cancel(parse_run_id(run), reason, command_id=command_id), json)
 
 
@@ -276,15 +288,20 @@ def resume(
       turnlog runs resume case-4711 --turns 10 --wait
     """
     timeout_s = seconds_option("--timeout", timeout)
-    client = session(context).client
+    client = acting_session(context).client
     _settled(client, run, client.resume(parse_run_id(run), turns, command_id=command_id), json, wait, timeout_s)
 
 
 def _settled(
     client: Client, run: str, command_id: str, json: bool, wait: bool = False, timeout_s: float | None = None
 ) -> None:
-    """Print what became of the command, or with `wait` how the run stands after it."""
-    outcome: CommandOutcome = client.outcome(command_id, OUTCOME_TIMEOUT_S)
+    """Print what became of the command, or with `wait` how the run stands after it. Raises RunUnknown for a run without a summary
+    that refused it: the loop says why in words, of which none is made to be read by programs."""
+    try:
+        outcome: CommandOutcome = client.outcome(command_id, OUTCOME_TIMEOUT_S)
+    except CommandRefused:
+        client.get(run)
+        raise
     if wait:
         with pointing_at(run):
             return finish(client.wait(run, timeout_s, idle, after_step=outcome.step or 0), json)

@@ -9,7 +9,7 @@ import typer
 
 from turnlog.cli.errors import CliError, Exit
 from turnlog.cli.output import emit, note, plain, say, table
-from turnlog.cli.wiring import Session, session
+from turnlog.cli.wiring import Session, acting_session, session
 from turnlog.journal.timeline import counted
 from turnlog.kafka import adopt as adopting
 from turnlog.kafka.opening import Places
@@ -47,7 +47,7 @@ def create(context: typer.Context, toolset: ToolsetOption = None, json: JsonOpti
 
       TURNLOG_PARTITIONS=12 TURNLOG_REPLICATION=3 turnlog topics create --toolset billing
     """
-    made = create_missing(session(context), toolset or ())
+    made = create_missing(acting_session(context), toolset or ())
     if json:
         return emit({"created": made})
     for name in made:
@@ -149,7 +149,7 @@ def adopt(
 
     Before, look what was lost: turnlog topics check, turnlog verify --all.
     """
-    here = session(context)
+    here = acting_session(context)
     count = len(here.partitions("commands"))
     commands = here.topic("commands")
     places = Places(here.topic("journal"), commands, (commands, here.topic("tool-results")))

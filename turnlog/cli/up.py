@@ -19,6 +19,8 @@ HELP = """Run everything on this machine: Kafka, the loop, and the workers you n
 Without TURNLOG_KAFKA__BOOTSTRAP_SERVERS a real single-node Kafka is started (fetched and verified once); its data and all
 logs stay in the state directory (TURNLOG_STATE_DIR, else .turnlog), so runs survive a restart. Other commands find it by themselves from the same folder.
 
+A shell starts a background job (`turnlog up &`) so that it ignores Ctrl-C: stop that one with SIGTERM (`kill %1`).
+
 [bold]Examples[/]
 
   turnlog up

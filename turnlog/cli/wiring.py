@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from turnlog.cli.errors import CliError, Exit
+from turnlog.cli.output import note
 from turnlog.client import Client
 from turnlog.client.tables import newest
 from turnlog.core.decide import Validate
@@ -33,6 +34,7 @@ class Session:
         self._bootstrap = bootstrap
         self._prefix = prefix
         self._given = cluster
+        self._found: str | None = None
         self._stack = ExitStack()
 
     def close(self) -> None:
@@ -46,12 +48,19 @@ class Session:
 
         given = {} if self._prefix is None else {"topic_prefix": self._prefix}
         settings = from_environment(Settings, **given)
-        found = self._bootstrap
-        if found is None:
-            found = embedded(settings)
-        if found is not None:
-            settings.kafka["bootstrap.servers"] = found
+        self._found = embedded(settings) if self._bootstrap is None else self._bootstrap
+        if self._found is not None:
+            settings.kafka["bootstrap.servers"] = self._found
         return settings
+
+    @property
+    def by_default(self) -> bool:
+        """Whether nobody named the cluster: no option, no variable, no broker that runs or ran in this folder."""
+        from turnlog.settings import DEFAULT_BOOTSTRAP
+
+        taken = self.settings.kafka["bootstrap.servers"]
+        named = self._given is not None or self._found is not None or BOOTSTRAP_VARIABLE in os.environ
+        return not named and taken == DEFAULT_BOOTSTRAP
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -137,6 +146,18 @@ def session(context: typer.Context) -> Session:
     if found is None:
         raise RuntimeError("commands run below `main.root`, which makes the session")
     return found
+
+
+def acting_session(context: typer.Context) -> Session:
+    """The session of a verb that changes something: in a cluster that nobody named, it says which one that is. Raises CliError."""
+    here = session(context)
+    if here.by_default:
+        _ = here.cluster  # one that is not there is told by its own error, and nothing is changed
+        address = here.settings.kafka["bootstrap.servers"]
+        note(
+            f"no cluster is named and none was started in this folder: taking {address} ({BOOTSTRAP_VARIABLE} names another)"
+        )
+    return here
 
 
 def tool_group(prefix: str, toolset: str) -> str:

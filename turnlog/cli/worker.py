@@ -38,7 +38,7 @@ the loop learns of them without a deploy. On SIGTERM it finishes what it has beg
 
   turnlog worker mytools:tools
 
-Exit codes: 0 stopped, 2 no such toolset, or a wrong one, 3 Kafka refused the worker for good.
+Exit codes: 0 stopped, 2 no such toolset, a wrong one, or a wrong setting, 3 Kafka refused the worker for good.
 """
 
 

@@ -281,6 +281,16 @@ class Client:
         for partition in self._partitions(RUN_STATE):
             yield from tables.newest_summaries(self._reader(), self._codec, [partition]).values()
 
+    def run(self, run_id: str) -> RunHandle:
+        """A handle of a run that exists already, whoever started it, also in another process or before this one.
+
+        Nothing is asked of the cluster here: that there is no such run is told by `get` (RunUnknown), by the outcome of a command
+        to it, and by a `wait` whose time is over. Its `outcome()` is that of the start command, which has the id that follows from
+        the run's; a start with a `command_id` of its caller is not found by it. Raises BadCommand for an id that no run can have.
+        """
+        _good_run_id(run_id)
+        return RunHandle(self, run_id, commands.start_command_id(run_id))
+
     def on_update(self, listener: Callable[[RunSummary], object]) -> None:
         """Call `listener` with every new summary of the runs that this client started or waits for.
 
@@ -416,7 +426,7 @@ class Client:
 
 
 class RunHandle:
-    """A run that was submitted: the client's calls without naming it again."""
+    """A run that was submitted, or named to `Client.run`: the client's calls without naming it again."""
 
     __slots__ = ("_client", "command_id", "run_id")
 
@@ -431,6 +441,10 @@ class RunHandle:
     def wait(self, timeout_s: float | None = None, until: Until = ended, *, after_step: int = 0) -> RunSummary:
         """See `Client.wait`."""
         return self._client.wait(self.run_id, timeout_s, until, after_step=after_step)
+
+    def get(self) -> RunSummary:
+        """See `Client.get`."""
+        return self._client.get(self.run_id)
 
     def outcome(self, timeout_s: float = SEND_TIMEOUT_S) -> CommandOutcome:
         """What became of the start command: see `Client.outcome`."""

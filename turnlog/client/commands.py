@@ -67,6 +67,8 @@ def start(request: StartRequest) -> Command:
 
 def send_input(run_id: str, text: str, final: bool, command_id: str | None) -> Command:
     """Raises BadCommand."""
+    if text == "":
+        raise BadCommand("input is empty: say something (the model would be asked with no words of the user)")
     return _checked(Command(command_id or new_command_id(), run_id, "input", input=SendInput(text, final)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from turnlog.codec import Codec
@@ -9,7 +10,9 @@ from turnlog.core.agents import AgentSpec
 from turnlog.core.records import Command
 from turnlog.kafka.client import KafkaCluster
 from turnlog.local.state import StateDir
-from turnlog.settings import Settings, from_environment
+from turnlog.settings import Settings, from_environment, unread_variables
+
+_log = logging.getLogger(__name__)
 
 BOOTSTRAP_VARIABLE = "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"
 
@@ -17,6 +20,9 @@ BOOTSTRAP_VARIABLE = "TURNLOG_KAFKA__BOOTSTRAP_SERVERS"
 def connected(bootstrap: str | None, settings: Settings | None) -> tuple[KafkaCluster, Codec, str]:
     """(cluster, codec, topic prefix). Nothing is connected yet."""
     chosen = from_environment(Settings) if settings is None else settings
+    if settings is None:
+        for line in unread_variables(os.environ):
+            _log.warning("%s", line)
     properties = dict(chosen.kafka)
     if bootstrap is None and settings is None:
         bootstrap = embedded(chosen)

@@ -2,7 +2,7 @@
 
     ClientError
     ├── BadCommand        nothing was sent, and never will be: mend the command (also a ValueError)
-    ├── CommandRefused    the loop said no; `outcome.reason` is a stable word
+    ├── CommandRefused    the loop said no; `outcome.reason` says why, for people
     ├── RunUnknown        no such run, or it was forgotten after `run_id_keep`
     ├── NotConnected      the cluster or the installation's topics are not there
     └── TimedOut          nothing is known yet; ask again (also a TimeoutError)

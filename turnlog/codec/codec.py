@@ -153,7 +153,8 @@ class Codec:
         """Ask the registry for an id. Raises Unreadable if it is nobody's or no record of ours, RegistryUnavailable."""
         if schema_id >= FIRST_FILE_ID:
             raise Unreadable(
-                "unknown_schema_id", f"{schema_id:#x} is not in schemas/released of this build: a newer one wrote it"
+                "unknown_schema_id",
+                f"{schema_id:#x} is not in schemas/released of this build: a newer build wrote it, or it is no record of Turnlog",
             )
         schema = self._ask_registry(schema_id)
         try:

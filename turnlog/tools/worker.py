@@ -15,6 +15,7 @@ from turnlog.codec import Codec, RegistryRefused, RegistryUnavailable
 from turnlog.core.records import DeadLetter, ToolManifest, ToolResult
 from turnlog.kafka.client import KafkaCluster
 from turnlog.kafka.port import Cluster, LogError
+from turnlog.kafka.properties import setting_problem
 from turnlog.kafka.topics import Layout, create_topics, topic_name
 from turnlog.obs import Observability, observe
 from turnlog.obs.waiting import until_there
@@ -27,6 +28,7 @@ from turnlog.tools.toolset import Toolset
 _log = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
+EXIT_MISCONFIGURED: Final = 2
 EXIT_FATAL: Final = 3
 _LOOK_S: Final = 0.1
 
@@ -53,9 +55,9 @@ def run_worker(
 ) -> int:
     """Serve the toolsets until `stop` is set or SIGTERM or SIGINT comes; then drain, leave, return the exit code.
 
-    0: stopped; 3: Kafka finished one of the clients for good (another process took the instance id, a topic that cannot be
-    made). While Kafka is not to be reached it is not ready, and tries again for ever. Blocks; from the main thread it takes the
-    signals, where a second one ends the drain.
+    0: stopped; 2: a property that the Kafka client refuses, or schemas that the registry does; 3: Kafka finished one of the clients
+    for good (another process took the instance id, a topic that cannot be made). While Kafka is not to be reached it is not ready,
+    and tries again for ever. Blocks; from the main thread it takes the signals, where a second one ends the drain.
     """
     if not toolsets or len({toolset.name for toolset in toolsets}) != len(toolsets):
         raise ValueError("give at least one toolset, each name once")
@@ -65,7 +67,11 @@ def run_worker(
     hosts: list[_Host] = []
     try:
         with _signals() as received:
-            cluster = cluster or KafkaCluster(settings.kafka)
+            try:
+                cluster = cluster or KafkaCluster(settings.kafka)
+            except LogError as problem:
+                _log.error("the worker ends: %s", setting_problem(problem) or problem)
+                return EXIT_MISCONFIGURED
             hosts += [_Host(toolset, settings, cluster, shown, stop) for toolset in toolsets]
             for host in hosts:
                 host.start()
@@ -80,6 +86,10 @@ def run_worker(
 
 class _Stopped(Exception):
     """The stop came while Kafka was waited for."""
+
+
+class _Misconfigured(Exception):
+    """The settings do not allow a start, however often it is tried."""
 
 
 class _Host:
@@ -121,14 +131,20 @@ class _Host:
             self._worker.run()
         except _Stopped:
             pass
-        except (LogError, RegistryRefused) as problem:
-            _log.error("worker of %s ends: %s", self._toolset.name, problem)
-            self.exit_code = EXIT_FATAL
+        except (_Misconfigured, RegistryRefused) as problem:
+            self._end(str(problem), EXIT_MISCONFIGURED)
+        except LogError as problem:
+            wrong = setting_problem(problem)  # of the consumer, which is made last
+            self._end(wrong or str(problem), EXIT_MISCONFIGURED if wrong else EXIT_FATAL)
         except BaseException:
             self.exit_code = EXIT_FATAL
             raise
         finally:
             self._stop.set()
+
+    def _end(self, why: str, code: int) -> None:
+        _log.error("worker of %s ends: %s", self._toolset.name, why)
+        self.exit_code = code
 
     def _engine(self, codec: Codec) -> Worker:
         section = self._settings.worker
@@ -148,11 +164,17 @@ class _Host:
             raise _Stopped
 
     def _prepare(self, answer_s: float) -> Codec:
-        """Topics, schemas, manifests. Raises LogError, RegistryUnavailable, RegistryRefused."""
-        self._make_topics(answer_s)
-        codec = self._codec()
-        manifests = topic_name(self._settings.topic_prefix, "tool-manifests")
-        announce(self._cluster, codec, manifests, self._topics.requests, self._toolset)
+        """Topics, schemas, manifests. Raises LogError, RegistryUnavailable, RegistryRefused, _Misconfigured."""
+        try:
+            self._make_topics(answer_s)
+            codec = self._codec()
+            manifests = topic_name(self._settings.topic_prefix, "tool-manifests")
+            announce(self._cluster, codec, manifests, self._topics.requests, self._toolset)
+        except LogError as problem:
+            wrong = setting_problem(problem)
+            if wrong is not None:
+                raise _Misconfigured(wrong) from problem
+            raise
         return codec
 
     def _make_topics(self, answer_s: float) -> None:
