@@ -37,6 +37,8 @@ REGISTRY_RETRY_S = 10.0
 FENCES_KEPT = 100
 """Fences that an opening one names, besides the newest: one per hundredth of what is kept."""
 DAY_MS = 24 * 3_600_000
+CLOCKS_MS = 3_600_000
+"""So far apart may the broker's clock and an owner's be."""
 
 
 class PartitionOwner:
@@ -430,8 +432,23 @@ class PartitionOwner:
         if offset is not None and offset > self._restored.start:
             where = Partition(s.topics.journal, self.index)
             s.runner.submit(LOADING, lambda: s.clients.admin.delete_records({where: offset}), self._trimmed)
-        if self._known is not None:
-            self.table.forget(self._known.expired(now - s.bounds.run_id_keep_ms))
+        s.runner.submit(LOADING, self._oldest_record, self._forget)
+
+    def _oldest_record(self) -> int:
+        """When the first record that the journal still holds was written, in ms. Off the poll thread."""
+        reader, where = self.shell.clients.reader, Partition(self.shell.topics.journal, self.index)
+        first = next(record for batch in reader.read(where, *reader.bounds(where)) for record in batch)
+        return first.timestamp_ms
+
+    def _forget(self, oldest: int | None, error: BaseException | None) -> None:
+        """Free the names of runs that ended long ago and of which the journal holds no step any more: a new run of that name begins anew,
+        and a step 0 behind another step would be a broken chain (J12)."""
+        if error is not None or oldest is None:
+            return _log.warning("partition %d: the journal's begin could not be read: %s", self.index, error)
+        if self.table is not None and self._known is not None:
+            before = min(self.shell.now() - self.shell.bounds.run_id_keep_ms, oldest - CLOCKS_MS)
+            self.table.forget(self._known.expired(before))
+        return None
 
     def _trimmed(self, _: object, error: BaseException | None) -> None:
         if error is not None:

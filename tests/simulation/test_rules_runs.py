@@ -311,6 +311,30 @@ def test_j12_an_id_is_free_again_after_run_id_keep_and_its_summary_gone() -> Non
     assert [o.outcome for o in stage.outcomes(told)] == ["accepted"]
 
 
+def test_j12_an_id_is_not_free_while_the_journal_holds_a_step_of_it() -> None:
+    """A conversation that goes on for longer holds what lies behind its base; a step 0 behind an old step would be a broken chain."""
+    stage = Stage(answers, journal_keep_ms=10_000, trim_every_ms=60_000)
+    process = stage.live()
+    stage.run("talk", agent="talk")
+    stage.spin(process, ms=100, rounds=6)
+    stage.run("r1")
+    stage.spin(process, ms=100, rounds=6)
+    week = 7 * 24 * 3_600_000
+    stage.spin(process, ms=200_000, rounds=week // 200_000 + 5)
+    assert stage.journal("r1")
+    told = stage.run("r1")
+    stage.spin(process, ms=100, rounds=6)
+    assert [o.outcome for o in stage.outcomes(told)] == ["duplicate"]
+    stage.cancel("talk")
+    for run in ("r2", "r3"):  # a fence a day, if anything was written
+        stage.run(run)
+        stage.spin(process, ms=200_000, rounds=1_000)
+    assert not stage.journal("r1")
+    told = stage.run("r1")
+    stage.spin(process, ms=100, rounds=6)
+    assert [o.outcome for o in stage.outcomes(told)] == ["accepted"]
+
+
 def test_j12_a_command_for_nobody_is_refused_and_a_result_for_nobody_a_dead_letter() -> None:
     stage = Stage(answers)
     process = stage.live()
